@@ -1,0 +1,40 @@
+package refill_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/refill-go/refill"
+)
+
+// A hit: one hot key, and many keys. Beside its peers it is measured in bench/.
+func BenchmarkHit(b *testing.B) {
+	for _, keys := range []int{1, 1000} {
+		b.Run(fmt.Sprintf("keys=%d", keys), func(b *testing.B) {
+			l, err := refill.New("thing", func(_ context.Context, key string) (string, error) { return key, nil },
+				refill.Config{TTL: time.Hour})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer l.Close()
+			names := make([]string, keys)
+			for i := range names {
+				names[i] = fmt.Sprint("product:", i)
+				if _, err := l.Get(b.Context(), names[i]); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportAllocs()
+			b.RunParallel(func(pb *testing.PB) {
+				ctx := context.Background()
+				for i := 0; pb.Next(); i++ {
+					if _, err := l.Get(ctx, names[i%keys]); err != nil {
+						b.Error(err)
+					}
+				}
+			})
+		})
+	}
+}

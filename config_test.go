@@ -1,0 +1,97 @@
+package refill
+
+import (
+	"errors"
+	"math"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestConfigErrorsNameTheField(t *testing.T) {
+	const s = time.Second
+	for _, c := range []struct {
+		field string
+		cfg   Config
+	}{
+		{"TTL", Config{}},
+		{"TTL", Config{TTL: -s}},
+		{"TTL", Config{TTL: time.Microsecond}},
+		{"TTL", Config{TTL: 100 * 365 * 24 * time.Hour}},
+		{"StaleFor", Config{TTL: s, StaleFor: -1}},
+		{"LockTTL", Config{TTL: s, LockTTL: -s}},
+		{"LockTTL", Config{TTL: s, LockTTL: 199 * time.Millisecond}},
+		{"StoreTimeout", Config{TTL: s, StoreTimeout: -1}},
+		{"StoreTimeout", Config{TTL: s, StoreTimeout: 300 * time.Millisecond}},
+		{"LoadTimeout", Config{TTL: s, LoadTimeout: -1}},
+		{"Jitter", Config{TTL: s, Jitter: 1}},
+		{"Jitter", Config{TTL: s, Jitter: math.NaN()}},
+		{"LocalEntries", Config{TTL: s, LocalEntries: -1}},
+		{"LocalBytes", Config{TTL: s, LocalBytes: -1}},
+		{"Shared", Config{TTL: s, Shared: (*Memory)(nil)}},
+		{"Codec", Config{TTL: s, Codec: nameless{}}},
+	} {
+		_, err := c.cfg.withDefaults()
+		if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), ": "+c.field+": ") {
+			t.Errorf("%+v: %v, want ErrInvalid that names %s", c.cfg, err, c.field)
+		}
+	}
+}
+
+type nameless struct{ jsonCodec }
+
+func (nameless) Name() string { return "" }
+
+func TestConfigDefaults(t *testing.T) {
+	c, err := Config{TTL: 5 * time.Second, StaleFor: time.Minute}.withDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Shared = nil
+	want := Config{
+		TTL: 5 * time.Second, StaleFor: time.Minute, StaleIfError: time.Minute, LocalTTL: 5 * time.Second,
+		LockTTL: time.Second, StoreTimeout: 250 * time.Millisecond, LoadTimeout: 10 * time.Second, ErrorTTL: time.Second,
+		NotFoundTTL: 5 * time.Second, Jitter: 0.1, MaxLoads: 64, LocalEntries: 10_000,
+	}
+	if c.TTL != want.TTL || c.StaleIfError != want.StaleIfError || c.LocalTTL != want.LocalTTL || c.LockTTL != want.LockTTL ||
+		c.StoreTimeout != want.StoreTimeout || c.LoadTimeout != want.LoadTimeout || c.ErrorTTL != want.ErrorTTL ||
+		c.NotFoundTTL != want.NotFoundTTL || c.Jitter != want.Jitter || c.MaxLoads != want.MaxLoads || c.LocalEntries != want.LocalEntries {
+		t.Errorf("got  %+v\nwant %+v", c, want)
+	}
+	c, err = Config{TTL: time.Hour, LockTTL: 400 * time.Millisecond}.withDefaults()
+	if err != nil || c.LocalTTL != time.Minute || c.NotFoundTTL != 10*time.Second || c.StoreTimeout != 100*time.Millisecond {
+		t.Errorf("%+v, %v", c, err)
+	}
+	c, err = Config{TTL: time.Hour, LocalTTL: -1, StaleIfError: -1, ErrorTTL: -1, NotFoundTTL: -1, Jitter: -1, MaxLoads: -1}.withDefaults()
+	if err != nil || c.LocalTTL != 0 || c.StaleIfError != 0 || c.ErrorTTL != 0 || c.NotFoundTTL != 0 || c.Jitter != 0 || c.MaxLoads < maxSlots {
+		t.Errorf("all off: %+v, %v", c, err)
+	}
+}
+
+func TestNames(t *testing.T) {
+	for _, bad := range []string{"", "a:b", ":", "a/b", "a b", "ä", "{a}", strings.Repeat("a", 65)} {
+		if checkName(bad) == nil {
+			t.Errorf("%q accepted", bad)
+		}
+	}
+	for _, good := range []string{"a", "product", "Product_v2.price-eur", strings.Repeat("a", 64)} {
+		if err := checkName(good); err != nil {
+			t.Errorf("%q: %v", good, err)
+		}
+	}
+}
+
+func TestKinds(t *testing.T) {
+	for _, c := range []struct{ got, want string }{
+		{second(codecFor[string](nil)), "raw string"},
+		{second(codecFor[[]byte](nil)), "raw []uint8"},
+		{second(codecFor[*Config](nil)), "json *refill.Config"},
+		{second(codecFor[string](jsonCodec{})), "json string"},
+	} {
+		if c.got != c.want {
+			t.Errorf("got %q, want %q", c.got, c.want)
+		}
+	}
+}
+
+func second(_ Codec, kind string) string { return kind }

@@ -1,0 +1,304 @@
+package refill
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// A flight is the one call per key per process that finds out what the key's value is: it reads the store, waits for
+// another node, or loads. x/sync/singleflight cannot carry what is promised here: callers that leave on their own, a
+// context that ends with the last of them, a flight that hands out a stale value and goes on, detaching by Invalidate, and
+// panics that stay errors. Hence these lines.
+
+var (
+	errAbandoned = errors.New("refill: every caller has left")
+	errClosing   = errors.New("refill: closing")
+)
+
+type loadFunc[V any] func(ctx context.Context, key string) (V, error)
+
+// call is one flight. The goroutine that flies it owns all fields that are not said to be somebody else's.
+type call[V any] struct {
+	key    string
+	load   loadFunc[V]
+	ask    Ask  // how much to find out about a lease that somebody else has
+	forced bool // by Refresh: a value that is there already is no answer
+
+	// ctx has the values of the first caller and nobody's cancellation. It ends when nobody waits any more.
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+
+	notes chan Note     // what is announced about the key; wake-ups are hints, so a full box loses nothing
+	hurry chan struct{} // closed when a load is among those who wait: it must not queue behind itself
+
+	ready  chan struct{} // closed once answer may be read
+	answer answer[V]     // written once, before ready is closed
+	done   chan struct{} // closed when the flight has ended
+
+	// Guarded by flights.mu.
+	places  int // callers that wait, and one for the flight itself while it works behind their backs
+	hurried bool
+
+	// What the flight knows.
+	behind bool      // nobody waits: this is a background refresh
+	seen   string    // token of the record in the store, as far as known
+	old    *entry[V] // the best there is if the load fails
+	lostTo string    // token of the fill that it waits for
+	at     epoch     // noted before the read or load that will be the answer began
+}
+
+// answer is what a flight found out.
+type answer[V any] struct {
+	entry *entry[V]
+	how   EventKind
+	err   error
+
+	waited time.Duration // by this caller, for the event
+}
+
+// settled reports whether there is an answer already. For the flight's own goroutine.
+func (c *call[V]) settled() bool {
+	select {
+	case <-c.ready:
+		return true
+	default:
+		return false
+	}
+}
+
+// settle hands out the answer. Only the first one counts.
+func (c *call[V]) settle(a answer[V]) {
+	if !c.settled() {
+		c.answer = a
+		close(c.ready)
+	}
+}
+
+// flights holds the calls of one Loader.
+type flights[V any] struct {
+	closing atomic.Bool // no new calls; written under mu
+
+	mu      sync.Mutex
+	calls   map[string]*call[V]          // the one that can be joined, per key
+	boxes   map[string]map[*call[V]]bool // all that listen, detached ones too, per key
+	running map[*call[V]]struct{}        // all that have not ended
+	loading map[*call[V]]struct{}        // those whose load function has not returned
+	quiet   chan struct{}                // closed when closing and nothing runs or loads any more
+	fly     func(*call[V])               // flies a call to its end
+}
+
+func newFlights[V any](fly func(*call[V])) *flights[V] {
+	return &flights[V]{
+		calls:   make(map[string]*call[V]),
+		boxes:   make(map[string]map[*call[V]]bool),
+		running: make(map[*call[V]]struct{}),
+		loading: make(map[*call[V]]struct{}),
+		quiet:   make(chan struct{}),
+		fly:     fly,
+	}
+}
+
+// ticket is what somebody wants of a key.
+type ticket[V any] struct {
+	key    string
+	load   loadFunc[V]
+	ask    Ask
+	forced bool // a load, whatever is there
+	behind bool // a background refresh: nobody waits
+}
+
+// join gives the caller a place in the flight of the key, and starts one if there is none; led says that it did. Two
+// cases give no place: a background refresh finds a flight there (nil), a forced one finds a flight that is not (then
+// forced is false in it, and the caller waits for its end).
+//
+// A flight whose context is dead is never joined: A leaves, the flight is cancelled; B, with time to spare, would get
+// A's cancellation (tailscale#18919).
+func (f *flights[V]) join(ctx context.Context, t ticket[V]) (c *call[V], led bool, err error) {
+	nested := outerFill(ctx) != nil
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closing.Load() {
+		return nil, false, ErrClosed
+	}
+	if c = f.calls[t.key]; c != nil && c.ctx.Err() == nil {
+		switch {
+		case t.behind:
+			return nil, false, nil
+		case t.forced && !c.forced:
+			return c, false, nil
+		}
+		c.places++
+		if nested && !c.hurried {
+			c.hurried = true
+			close(c.hurry)
+		}
+		return c, false, nil
+	}
+	c = &call[V]{
+		key: t.key, load: t.load, ask: t.ask, forced: t.forced, behind: t.behind, places: 1, hurried: nested,
+		notes: make(chan Note, 4), hurry: make(chan struct{}), ready: make(chan struct{}), done: make(chan struct{}),
+	}
+	if nested {
+		close(c.hurry)
+	}
+	c.ctx, c.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	f.add(c)
+	go func() {
+		defer f.end(c)
+		f.fly(c)
+	}()
+	return c, true, nil
+}
+
+// add registers a call. The caller holds f.mu.
+func (f *flights[V]) add(c *call[V]) {
+	f.calls[c.key] = c
+	f.running[c] = struct{}{}
+	if f.boxes[c.key] == nil {
+		f.boxes[c.key] = make(map[*call[V]]bool)
+	}
+	f.boxes[c.key][c] = true
+}
+
+// end forgets a call that has been flown.
+func (f *flights[V]) end(c *call[V]) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.unlist(c)
+	delete(f.running, c)
+	delete(f.boxes[c.key], c)
+	if len(f.boxes[c.key]) == 0 {
+		delete(f.boxes, c.key)
+	}
+	close(c.done)
+	c.cancel(nil)
+	f.checkQuiet()
+}
+
+// unlist takes a call out of sight of later callers. The caller holds f.mu.
+func (f *flights[V]) unlist(c *call[V]) {
+	if f.calls[c.key] == c {
+		delete(f.calls, c.key)
+	}
+}
+
+// leave gives a place back. When it was the last one, nobody wants the result any more.
+func (f *flights[V]) leave(c *call[V]) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if c.places--; c.places == 0 {
+		f.unlist(c)
+		c.cancel(errAbandoned)
+	}
+}
+
+// stay gives the flight a place of its own: it has handed out a stale value and works on behind its callers' backs. It
+// returns false when it must not: everybody has left already, or the Loader closes.
+func (f *flights[V]) stay(c *call[V]) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closing.Load() || c.ctx.Err() != nil {
+		return false
+	}
+	c.places++
+	c.behind = true
+	return true
+}
+
+// wanted reports whether callers wait for a background refresh.
+func (f *flights[V]) wanted(c *call[V]) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return c.places > 1 && !c.settled()
+}
+
+// detach lets nobody join the flight of key any more; it flies on for those who have.
+func (f *flights[V]) detach(key string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.calls, key)
+}
+
+// tell hands a note to every flight of its key, or of all keys when the note has none.
+func (f *flights[V]) tell(key string, n Note) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if key == "" {
+		for c := range f.running {
+			c.hear(n)
+		}
+		return
+	}
+	for c := range f.boxes[key] {
+		c.hear(n)
+	}
+}
+
+// hear never blocks. A note that finds the box full may be dropped: whoever empties it looks at the store after each
+// note, the last of them later than this one.
+func (c *call[V]) hear(n Note) {
+	select {
+	case c.notes <- n:
+	default:
+	}
+}
+
+// drain forgets what was heard: the store is about to be asked.
+func (c *call[V]) drain() {
+	for {
+		select {
+		case <-c.notes:
+		default:
+			return
+		}
+	}
+}
+
+// loads notes that the load function of c runs, or has returned.
+func (f *flights[V]) loads(c *call[V], running bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if running {
+		f.loading[c] = struct{}{}
+		return
+	}
+	delete(f.loading, c)
+	f.checkQuiet()
+}
+
+func (f *flights[V]) checkQuiet() {
+	if f.closing.Load() && len(f.running) == 0 && len(f.loading) == 0 {
+		close(f.quiet)
+	}
+}
+
+// close lets no call start any more and ends those that nobody waits for. quiet is closed when all is over.
+func (f *flights[V]) close() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.closing.Store(true)
+	for c := range f.running {
+		if c.behind && c.places <= 1 {
+			c.cancel(errClosing)
+		}
+	}
+	f.checkQuiet()
+}
+
+// abort ends every call and returns the keys whose load function still runs.
+func (f *flights[V]) abort() (keys []string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for c := range f.running {
+		c.cancel(errClosing)
+	}
+	for c := range f.loading {
+		keys = append(keys, c.key)
+	}
+	slices.Sort(keys)
+	return keys
+}

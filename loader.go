@@ -1,0 +1,388 @@
+package refill
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// Loader answers Gets of one kind of value from memory, from the shared store, or by one load for the whole fleet. Make
+// one per kind at start-up, share it between goroutines, Close it at the end. Values are shared between callers: treat
+// them as read-only.
+type Loader[V any] struct {
+	name  string
+	node  *node
+	cfg   Config // with defaults
+	store Store
+	load  loadFunc[V]
+	codec Codec
+	kind  string // what its records say of themselves
+
+	clock   *coarseClock
+	local   *local[V]
+	flights *flights[V]
+	slots   chan struct{}  // one per running load; nil = no limit
+	voids   *voids         // invalidations that the store did not take yet
+	later   sync.WaitGroup // what flights left behind: a lease to give back
+
+	stopListening func()
+	closing       sync.Once
+	closeErr      error // written within closing
+}
+
+// New returns a Loader that gets its values from load. The name keeps its keys apart from those of other Loaders in the
+// same store: letters, digits, '.', '_' and '-'. Two Loaders of one name must have the same V and mean the same data.
+//
+// load runs on a goroutine of its own, with a ctx that keeps the values of the first caller's ctx (tenant, trace, …), is
+// not cancelled by any single caller, and ends when nobody waits any more or at Config.LoadTimeout. The key has to hold
+// all that the result depends on. It wraps [ErrNotFound] to say that there is nothing, and may use [FillFrom]. load
+// may be nil if only GetWith is used.
+//
+// New makes no call to the store, so it works while the store is down. An error wraps [ErrInvalid] and names the argument
+// or setting.
+func New[V any](name string, load func(ctx context.Context, key string) (V, error), cfg Config) (*Loader[V], error) {
+	if err := checkName(name); err != nil {
+		return nil, err
+	}
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	l := &Loader[V]{name: name, node: newNode(), cfg: cfg, store: cfg.Shared, load: load}
+	l.codec, l.kind = codecFor[V](cfg.Codec)
+	l.clock = newCoarseClock(tickOf(cfg.TTL), l.store.Now)
+	if l.local, err = newLocal[V](&cfg, l.clock); err != nil {
+		l.clock.close()
+		return nil, invalid("LocalEntries", "%v", err)
+	}
+	l.flights = newFlights(l.fly)
+	if cfg.MaxLoads < maxSlots {
+		l.slots = make(chan struct{}, cfg.MaxLoads)
+	}
+	l.voids = newVoids(l.void, l.voided)
+	l.stopListening = l.store.Listen(name, l.hear)
+	return l, nil
+}
+
+// maxSlots is the number of loads from which on counting them bounds nothing.
+const maxSlots = 1 << 20
+
+// Get returns the value of key: from memory if it is fresh there; a stale one if Config.StaleFor allows, while it is
+// refreshed; else what the store, another node's load, or this node's load gives.
+//
+// It returns ctx's error when ctx ends first; an error that wraps [ErrNotFound] for an absence; a [*LoadError] when the load
+// failed and nothing stale may be served in its place; [ErrOverloaded], [ErrClosed], [ErrInvalid] as they say. If the
+// codec cannot encode a value that was loaded, the value is returned together with an error that wraps ErrInvalid.
+func (l *Loader[V]) Get(ctx context.Context, key string) (V, error) {
+	if e := l.hit(key); e != nil {
+		return e.value, e.err
+	}
+	r, err := l.get(ctx, key, l.load)
+	return r.Value, err
+}
+
+// hit is the shortest way to an answer: no lock, timer, allocation or system clock.
+func (l *Loader[V]) hit(key string) *entry[V] {
+	e := l.local.get(key)
+	if e == nil || l.clock.now.Load() >= e.hit.Load() || !l.local.current(e) {
+		return nil
+	}
+	if l.cfg.OnEvent != nil {
+		l.emit(Event{Kind: EventHit, Key: key, Err: e.err})
+	}
+	return e
+}
+
+// GetWith is Get with a load function for this call. The function may run after this call has returned, for a refresh,
+// and for other callers, who get its result; and this caller may get the result of somebody else's function. So it
+// must depend on nothing but ctx and key, and what it captures must never change: no request, no transaction.
+func (l *Loader[V]) GetWith(ctx context.Context, key string, load func(ctx context.Context, key string) (V, error)) (V, error) {
+	if e := l.hit(key); e != nil && load != nil {
+		return e.value, e.err
+	}
+	r, err := l.get(ctx, key, load)
+	return r.Value, err
+}
+
+// Result is a value, and how it came.
+type Result[V any] struct {
+	Value V
+	// Outcome is one of the kinds from EventHit to EventStaleOnError.
+	Outcome EventKind
+	// Age is the time since the value's load began, Remaining how much longer it is fresh; neither is negative.
+	Age, Remaining time.Duration
+	// Node is the node that loaded it.
+	Node string
+}
+
+// GetResult is Get, and says how the value came. With an error, the Result holds what is known beside it.
+func (l *Loader[V]) GetResult(ctx context.Context, key string) (Result[V], error) {
+	return l.get(ctx, key, l.load)
+}
+
+// get is Get without the shortcut: steps 0 and 1.
+func (l *Loader[V]) get(ctx context.Context, key string, load loadFunc[V]) (Result[V], error) {
+	if err := l.mayLoad(ctx, key, load); err != nil {
+		return Result[V]{}, err
+	}
+	if e := l.local.get(key); e != nil && l.local.current(e) {
+		now := l.now()
+		switch e.life.inL1(now, e.hit.Load()) {
+		case Fresh:
+			return l.served(key, e, EventHit)
+		case Stale:
+			l.refreshBehind(ctx, e, load, now)
+			return l.served(key, e, EventStale)
+		}
+	}
+	for {
+		c, led, err := l.flights.join(ctx, ticket[V]{key: key, load: load, ask: AskLeft})
+		if err != nil {
+			return Result[V]{}, err
+		}
+		if a, ok := l.wait(ctx, c, led); ok {
+			return l.answered(key, a)
+		}
+	}
+}
+
+// mayLoad checks what does not depend on the state of the key.
+func (l *Loader[V]) mayLoad(ctx context.Context, key string, load loadFunc[V]) error {
+	if err := l.checkKey(key); err != nil {
+		return err
+	}
+	if load == nil {
+		return invalid("load", "nil; a Loader made without a load function has GetWith only")
+	}
+	if outerFill(ctx).loads(l, key) {
+		return invalid("key", "%q is being loaded by the very load that asks for it", key)
+	}
+	return ctx.Err()
+}
+
+func (l *Loader[V]) checkKey(key string) error {
+	if l.flights.closing.Load() {
+		return ErrClosed
+	}
+	if key == "" {
+		return invalid("key", "empty")
+	}
+	return nil
+}
+
+// refreshBehind starts a background refresh of a stale entry, unless one was tried a moment ago. The moment is a LockTTL,
+// by then a node that died at it has been replaced, or what the last try found out.
+func (l *Loader[V]) refreshBehind(ctx context.Context, e *entry[V], load loadFunc[V], now int64) {
+	retry := e.retry.Load()
+	if now < retry || !e.retry.CompareAndSwap(retry, now+l.cfg.LockTTL.Microseconds()) {
+		return
+	}
+	ask := AskOnce
+	if retry != 0 {
+		ask = AskLeft // not the first try: see that what is in the way has an end
+	}
+	// The only error is ErrClosed: then there is nobody to refresh for.
+	_, _, _ = l.flights.join(ctx, ticket[V]{key: e.key, load: load, ask: ask, behind: true})
+}
+
+// wait returns the answer of a flight. It reports false when the flight ended without one, or with a stale value that has
+// become too old since: then the caller looks again.
+func (l *Loader[V]) wait(ctx context.Context, c *call[V], led bool) (answer[V], bool) {
+	defer l.flights.leave(c)
+	began := l.timed()
+	select {
+	case <-c.ready:
+	case <-c.done:
+		if !c.settled() {
+			return answer[V]{}, false
+		}
+	case <-ctx.Done():
+		return answer[V]{err: ctx.Err()}, true
+	}
+	a := c.answer
+	if a.how == EventStale && a.entry.life.at(l.now()) > Stale {
+		select {
+		case <-c.done:
+			return answer[V]{}, false
+		case <-ctx.Done():
+			return answer[V]{err: ctx.Err()}, true
+		}
+	}
+	if !led && (a.how == EventLed || a.how == EventShared || a.how == EventWaited) {
+		a.how = EventJoined
+	}
+	a.waited = l.took(began)
+	return a, true
+}
+
+// Refresh loads the keys now, whatever is cached, and returns when that is done: with nil, or the errors of the keys that
+// failed. It ends a back-off. Where another node is loading a key already, it waits for that load instead: to see a
+// write that was just made, use Expire or Invalidate.
+func (l *Loader[V]) Refresh(ctx context.Context, keys ...string) error {
+	errs := make([]error, len(keys))
+	var g errgroup.Group
+	g.SetLimit(min(l.cfg.MaxLoads, 64))
+	for i, key := range keys {
+		g.Go(func() error {
+			if err := l.refresh(ctx, key); !errors.Is(err, ErrNotFound) {
+				errs[i] = err
+			}
+			return nil
+		})
+	}
+	_ = g.Wait() // errors are in errs, all of them
+	return errors.Join(errs...)
+}
+
+func (l *Loader[V]) refresh(ctx context.Context, key string) error {
+	if err := l.mayLoad(ctx, key, l.load); err != nil {
+		return err
+	}
+	for {
+		c, led, err := l.flights.join(ctx, ticket[V]{key: key, load: l.load, ask: AskForce, forced: true})
+		if err != nil {
+			return err
+		}
+		if !c.forced { // an ordinary flight is on its way, and may end without a load
+			select {
+			case <-c.done:
+				continue
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		if a, ok := l.wait(ctx, c, led); ok {
+			_, err := l.answered(key, a)
+			return err
+		}
+	}
+}
+
+// Peek returns what is there, fresh or stale, without loading it or changing anything. It reports false for nothing, for a
+// cached absence, and where the store does not answer.
+func (l *Loader[V]) Peek(ctx context.Context, key string) (Result[V], bool) {
+	if l.checkKey(key) != nil {
+		return Result[V]{}, false
+	}
+	e, how := l.local.get(key), EventHit
+	if e == nil || !l.local.current(e) || e.life.inL1(l.now(), e.hit.Load()) > Stale {
+		ctx, cancel := context.WithTimeout(ctx, l.cfg.StoreTimeout)
+		defer cancel()
+		record, err := l.store.Get(ctx, l.full(key))
+		if err != nil {
+			return Result[V]{}, false
+		}
+		e, how = l.decode(key, record, epoch{}), EventShared
+	}
+	if e == nil || e.err != nil {
+		return Result[V]{}, false
+	}
+	now := l.now()
+	switch e.life.at(now) {
+	case Fresh:
+	case Stale:
+		how = EventStale
+	default:
+		return Result[V]{}, false
+	}
+	return e.result(how, now), true
+}
+
+// Invalidate removes the keys everywhere: values, running loads' right to be stored, back-offs. When it has returned nil,
+// no load that began before is served as fresh from the store, on any node, and no later Get on this node joins one; the
+// memory of other nodes follows within the push. Call it after the transaction that changed the data has committed.
+//
+// An error means that the store may still hold the old values. What this node holds is gone all the same, and
+// Invalidate is tried again in the background until the values have died of age.
+func (l *Loader[V]) Invalidate(ctx context.Context, keys ...string) error {
+	return l.voidAll(ctx, keys, false)
+}
+
+// Expire is Invalidate, but the values stay and count as stale from now on: while Config.StaleFor lasts they are served
+// as stale ones, and refreshed.
+func (l *Loader[V]) Expire(ctx context.Context, keys ...string) error {
+	return l.voidAll(ctx, keys, true)
+}
+
+// Close ends the Loader: every later call returns ErrClosed. It cancels background refreshes and lets loads that callers
+// wait for finish, for Config.LoadTimeout at most; then it cancels them, and its error names the keys whose load function
+// still runs. It leaves the shared store open. Further calls return the same.
+func (l *Loader[V]) Close() error {
+	l.closing.Do(func() {
+		l.flights.close()
+		l.local.shut()
+		timer := time.NewTimer(l.cfg.LoadTimeout)
+		defer timer.Stop()
+		select {
+		case <-l.flights.quiet:
+		case <-timer.C:
+			if keys := l.flights.abort(); len(keys) > 0 {
+				l.closeErr = fmt.Errorf("refill: Close: %s: still loading after %v: %s",
+					l.name, l.cfg.LoadTimeout, strings.Join(keys, ", "))
+			}
+		}
+		l.later.Wait()
+		l.voids.close()
+		l.stopListening()
+		l.clock.close()
+		l.local.close()
+	})
+	return l.closeErr
+}
+
+// served makes the Result of an entry of L1.
+func (l *Loader[V]) served(key string, e *entry[V], how EventKind) (Result[V], error) {
+	return l.answered(key, answer[V]{entry: e, how: how, err: e.err})
+}
+
+// answered makes the Result of an answer and tells OnEvent.
+func (l *Loader[V]) answered(key string, a answer[V]) (Result[V], error) {
+	if a.err != nil && a.entry == nil {
+		a.how = EventError
+	}
+	if l.cfg.OnEvent != nil {
+		l.emit(Event{Kind: a.how, Key: key, Took: a.waited, Err: a.err})
+	}
+	if a.entry == nil {
+		return Result[V]{Outcome: a.how}, a.err
+	}
+	return a.entry.result(a.how, l.now()), a.err
+}
+
+func (e *entry[V]) result(how EventKind, now int64) Result[V] {
+	return Result[V]{
+		Value: e.value, Outcome: how,
+		Age: e.life.age(now), Remaining: e.life.remaining(now), Node: nodeOf(e.token),
+	}
+}
+
+// emit fills in what every event of this Loader has.
+func (l *Loader[V]) emit(e Event) {
+	if l.cfg.OnEvent != nil {
+		e.Name, e.Node = l.name, l.node.id
+		l.cfg.OnEvent(e)
+	}
+}
+
+// timed and took measure for events, and cost nothing when nobody looks.
+func (l *Loader[V]) timed() time.Time {
+	if l.cfg.OnEvent == nil {
+		return time.Time{}
+	}
+	return time.Now()
+}
+
+func (l *Loader[V]) took(since time.Time) time.Duration {
+	if since.IsZero() {
+		return 0
+	}
+	return time.Since(since)
+}
+
+func (l *Loader[V]) full(key string) string { return l.name + ":" + key }
+func (l *Loader[V]) now() int64             { return l.store.Now().UnixMicro() }

@@ -1,0 +1,245 @@
+package refill
+
+import (
+	"hash/maphash"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"github.com/dgraph-io/ristretto/v2"
+)
+
+// local is L1: the decoded values of this process. A small lock-free table stands in front of ristretto. It carries what
+// was just loaded, since ristretto shows a new key late and may refuse it, and the hottest keys, since ristretto's shard
+// locks cost more than all the rest of a hit.
+//
+// Nothing here decides by order. Whether an entry still counts is judged when it is read: it carries the epoch of its
+// key noted before its read began, and whatever makes entries invalid raises epochs. So it does not matter who puts
+// what when.
+type local[V any] struct {
+	clock *coarseClock
+	seed  maphash.Seed
+	ttl   int64 // Config.LocalTTL in µs
+
+	front     []atomic.Pointer[entry[V]] // direct-mapped by hash, a power of two
+	mask      uint64
+	frontCost int64 // largest cost of an entry in front
+	back      *ristretto.Cache[uint64, *entry[V]]
+	bytes     bool  // cost counts bytes, not entries
+	leastCost int64 // of an entry, so that bytes bound the number, too
+
+	stripes [epochStripes]atomic.Uint32 // raised for a key: voids it, and those that share its stripe
+	session atomic.Uint64               // raised for all; odd = the subscription stands
+}
+
+const (
+	epochStripes = 1 << 16
+	maxFront     = 1 << 12
+	noSession    = ^uint64(0)     // of entries that were read while the subscription was down
+	closedFor    = ^uint64(0) - 1 // session after close
+)
+
+// entry is one value in L1. Its fields are written before it is put and only read after, but for the atomic ones.
+type entry[V any] struct {
+	key   string
+	hash  uint64
+	value V
+	err   error // an absence
+	token string
+	life  life
+	at    epoch
+	cost  int64
+
+	hit     atomic.Int64 // served without a thought before then, µs; 0 once it is superseded
+	retry   atomic.Int64 // no background refresh before then
+	touched atomic.Int64 // when ristretto last heard that it is in use
+}
+
+// epoch is when an entry's read began, in events instead of time.
+type epoch struct {
+	stripe  uint32
+	session uint64
+}
+
+func newLocal[V any](cfg *Config, clock *coarseClock) (*local[V], error) {
+	l := &local[V]{
+		clock: clock,
+		seed:  maphash.MakeSeed(),
+		ttl:   cfg.LocalTTL.Microseconds(),
+		front: make([]atomic.Pointer[entry[V]], 1),
+	}
+	if cfg.LocalTTL == 0 {
+		return l, nil
+	}
+	slots := 1 // a quarter of the entries at most, so that front and back together keep the bound
+	for slots*8 <= cfg.LocalEntries && slots < maxFront {
+		slots *= 2
+	}
+	l.front = make([]atomic.Pointer[entry[V]], slots)
+	l.mask = uint64(slots - 1)
+	room := max(1, int64(cfg.LocalEntries-slots))
+	l.leastCost, l.frontCost = 1, 1
+	if cfg.LocalBytes > 0 {
+		l.bytes = true
+		l.frontCost = cfg.LocalBytes / 4 / int64(slots)
+		l.leastCost = max(1, cfg.LocalBytes/room)
+		room = max(1, cfg.LocalBytes-cfg.LocalBytes/4)
+	}
+	var err error
+	l.back, err = ristretto.NewCache(&ristretto.Config[uint64, *entry[V]]{
+		NumCounters:        10 * int64(cfg.LocalEntries),
+		MaxCost:            room,
+		BufferItems:        64,
+		IgnoreInternalCost: true,
+	})
+	return l, err
+}
+
+// note is the epoch of key now. Note it before a read begins.
+func (l *local[V]) note(key string) epoch {
+	e := epoch{l.stripes[l.hash(key)%epochStripes].Load(), l.session.Load()}
+	if e.session%2 == 0 {
+		e.session = noSession // what is read now may miss an announcement
+	}
+	return e
+}
+
+func (l *local[V]) hash(key string) uint64 { return maphash.String(l.seed, key) }
+
+// current reports whether nothing has made e invalid since its read began, as far as this process can know.
+func (l *local[V]) current(e *entry[V]) bool {
+	return e.at.session == l.session.Load() && l.unvoided(e)
+}
+
+// unvoided is the weaker promise that is left while announcements cannot be heard: none was heard about e.
+func (l *local[V]) unvoided(e *entry[V]) bool {
+	return e.at.stripe == l.stripes[e.hash%epochStripes].Load()
+}
+
+// get returns the entry of key, if there is one; the caller judges it.
+func (l *local[V]) get(key string) *entry[V] {
+	h := l.hash(key)
+	if e := l.front[h&l.mask].Load(); e != nil && e.key == key {
+		if now := l.clock.now.Load(); e.touched.Load() != now {
+			// Once a tick, so that ristretto's policy does not take the hottest keys for the coldest.
+			e.touched.Store(now)
+			l.back.Get(h)
+		}
+		return e
+	}
+	if l.back == nil {
+		return nil
+	}
+	e, ok := l.back.Get(h)
+	if !ok || e.key != key {
+		return nil
+	}
+	l.promote(e)
+	return e
+}
+
+// promote moves an entry to the front now and then, unless what stands there is in use or was just put.
+func (l *local[V]) promote(e *entry[V]) {
+	if rand.Uint32()%32 != 0 || e.cost > l.frontCost {
+		return
+	}
+	slot := &l.front[e.hash&l.mask]
+	old, now := slot.Load(), l.clock.now.Load()
+	if old == nil || old.touched.Load() != now {
+		slot.CompareAndSwap(old, e)
+	}
+}
+
+// put adds or replaces the entry of e.key. size is that of the encoded value.
+func (l *local[V]) put(e *entry[V], size int) {
+	if l.back == nil {
+		return
+	}
+	e.cost = 1
+	if l.bytes {
+		e.cost = max(int64(size), l.leastCost)
+	}
+	e.touched.Store(l.clock.now.Load())
+	slot := &l.front[e.hash&l.mask]
+	if e.cost <= l.frontCost {
+		slot.Store(e)
+		l.back.Set(e.hash, e, e.cost)
+		return
+	}
+	if old := slot.Load(); old != nil && old.key == e.key {
+		slot.CompareAndSwap(old, nil)
+	}
+	l.back.Set(e.hash, e, e.cost)
+	l.back.Wait() // too large for the front: so that the next Get sees it
+}
+
+// void makes what is known of key invalid, and every read of it that has begun.
+func (l *local[V]) void(key string) {
+	h := l.hash(key)
+	l.stripes[h%epochStripes].Add(1)
+	if l.back == nil {
+		return
+	}
+	slot := &l.front[h&l.mask]
+	if e := slot.Load(); e != nil && e.key == key {
+		slot.CompareAndSwap(e, nil)
+	}
+	l.back.Del(h)
+}
+
+// heard raises the session: up says whether the subscription stands now.
+func (l *local[V]) heard(up bool) {
+	for {
+		s := l.session.Load()
+		if s == closedFor || (s%2 == 1) == up {
+			return
+		}
+		if l.session.CompareAndSwap(s, s+1) {
+			return
+		}
+	}
+}
+
+// shut makes every entry invalid for ever.
+func (l *local[V]) shut() { l.session.Store(closedFor) }
+
+// close frees the memory and ends ristretto's goroutines.
+func (l *local[V]) close() {
+	if l.back != nil {
+		l.back.Close()
+	}
+}
+
+// hitUntil is how long an entry that enters L1 now is served without a thought.
+func (l *local[V]) hitUntil(life life, now int64) int64 { return min(life.fresh, now+l.ttl) }
+
+// coarseClock is the store's clock, read once a tick: a hit must not pay for a clock.
+type coarseClock struct {
+	now  atomic.Int64 // µs; written by the ticking goroutine
+	quit chan struct{}
+	done chan struct{}
+}
+
+func newCoarseClock(tick time.Duration, read func() time.Time) *coarseClock {
+	c := &coarseClock{quit: make(chan struct{}), done: make(chan struct{})}
+	c.now.Store(read().UnixMicro())
+	go func() {
+		defer close(c.done)
+		ticker := time.NewTicker(tick)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-c.quit:
+				return
+			case <-ticker.C:
+				c.now.Store(read().UnixMicro())
+			}
+		}
+	}()
+	return c
+}
+
+func (c *coarseClock) close() {
+	close(c.quit)
+	<-c.done
+}

@@ -1,0 +1,377 @@
+package refill
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Memory is a [Store] and a [LockDriver] within one process: what Config{Shared: nil} uses, and what a test of several
+// nodes shares between its Loaders. It keeps the rules of the interfaces word for word, so it is also the place to read
+// what a store has to do.
+type Memory struct {
+	base time.Time // the clock: monotonic, whatever happens to the wall clock
+
+	mu        sync.Mutex
+	cells     map[string]*cell
+	locks     map[string]*memoryLock
+	listeners map[*memoryListener]struct{}
+	limit     int // of cells; beyond it, what is over goes first, then any value
+}
+
+// cell is all that stands under one key.
+type cell struct {
+	value, lease, claim timed
+}
+
+// timed is something with an end. The zero value is nothing.
+type timed struct {
+	data  string
+	until time.Time
+}
+
+// NewMemory returns an empty Memory. It holds at most about 100,000 values.
+func NewMemory() *Memory {
+	return &Memory{
+		base:      time.Now(),
+		cells:     make(map[string]*cell),
+		locks:     make(map[string]*memoryLock),
+		listeners: make(map[*memoryListener]struct{}),
+		limit:     100_000,
+	}
+}
+
+// Check finds nothing wrong.
+func (m *Memory) Check() error { return nil }
+
+// Now is the process's own clock.
+func (m *Memory) Now() time.Time { return m.base.Add(time.Since(m.base)) }
+
+// live drops what is over.
+func (t *timed) live(now time.Time) string {
+	if !now.Before(t.until) {
+		*t = timed{}
+	}
+	return t.data
+}
+
+// act runs a step on the cell of key, under the lock, and drops what it leaves empty.
+func (m *Memory) act(ctx context.Context, key string, step func(c *cell, now time.Time)) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := m.Now()
+	c := m.cells[key]
+	if c == nil {
+		c = new(cell)
+	}
+	c.value.live(now)
+	c.lease.live(now)
+	c.claim.live(now)
+	step(c, now)
+	if *c == (cell{}) {
+		delete(m.cells, key)
+		return nil
+	}
+	if m.cells[key] == nil {
+		m.cells[key] = c
+		m.makeRoom(now)
+	}
+	return nil
+}
+
+// makeRoom drops values over the limit: in the order of the map, which is none.
+func (m *Memory) makeRoom(now time.Time) {
+	if len(m.cells) <= m.limit {
+		return
+	}
+	for key, c := range m.cells {
+		if c.lease.live(now) == "" && c.claim.live(now) == "" {
+			delete(m.cells, key)
+		}
+		if len(m.cells) <= m.limit {
+			return
+		}
+	}
+}
+
+// Get implements Store.
+func (m *Memory) Get(ctx context.Context, key string) (record []byte, err error) {
+	err = m.act(ctx, key, func(c *cell, _ time.Time) {
+		if c.value.data != "" {
+			record = []byte(c.value.data)
+		}
+	})
+	return record, err
+}
+
+// TryLease implements Store.
+func (m *Memory) TryLease(ctx context.Context, key, token string, ttl time.Duration, how Ask) (l Lease, err error) {
+	err = m.act(ctx, key, func(c *cell, now time.Time) {
+		failure, failed := strings.CutPrefix(c.lease.data, "!")
+		switch {
+		case c.lease.data == "", c.lease.data == token, failed && how == AskForce:
+			c.lease = timed{token, now.Add(ttl)}
+			l.Won = true
+			return
+		case failed:
+			l.Failure = failure
+		default:
+			l.Holder = c.lease.data
+		}
+		if how != AskOnce {
+			l.Left = c.lease.until.Sub(now)
+		}
+	})
+	return l, err
+}
+
+// Claim implements Store.
+func (m *Memory) Claim(ctx context.Context, key, token, seen string, ttl time.Duration) (r Claim, err error) {
+	err = m.act(ctx, key, func(c *cell, now time.Time) {
+		r.Now = now
+		switch {
+		case c.lease.data != token:
+			r.State = ClaimLost
+		case c.value.data != "" && RecordToken([]byte(c.value.data)) != seen:
+			r.State, r.Record = ClaimOther, []byte(c.value.data)
+			c.lease = timed{}
+			m.announce(Note{Kind: NoteReleased, Key: key, Token: token})
+		default:
+			c.claim = timed{token, now.Add(ttl)}
+		}
+	})
+	return r, err
+}
+
+// Renew implements Store.
+func (m *Memory) Renew(ctx context.Context, key, token string, ttl time.Duration) (mine bool, err error) {
+	err = m.act(ctx, key, func(c *cell, now time.Time) {
+		if mine = c.lease.data == token && c.claim.data == token; mine {
+			c.lease.until = now.Add(ttl)
+		}
+	})
+	return mine, err
+}
+
+// Publish implements Store.
+func (m *Memory) Publish(ctx context.Context, p Publication) (state Published, err error) {
+	err = m.act(ctx, p.Key, func(c *cell, now time.Time) {
+		if c.claim.data != p.Token {
+			state = PublishRefused
+			m.release(c, p.Key, p.Token)
+			return
+		}
+		*c = cell{value: timed{string(p.Record), now.Add(p.Keep)}}
+		n := Note{Kind: NoteFilled, Key: p.Key, Token: p.Token, Replaced: p.Replaced}
+		if len(p.Record) <= MaxNoteRecord {
+			n.Record = []byte(c.value.data)
+		}
+		m.announce(n)
+	})
+	return state, err
+}
+
+// Fail implements Store.
+func (m *Memory) Fail(ctx context.Context, key, token, failure string, ttl time.Duration) error {
+	return m.act(ctx, key, func(c *cell, now time.Time) {
+		if c.lease.data != token && c.claim.data != token {
+			return
+		}
+		c.claim, c.lease = timed{}, timed{}
+		if ttl > 0 {
+			c.lease = timed{"!" + failure, now.Add(ttl)}
+		}
+		m.announce(Note{Kind: NoteFailed, Key: key, Token: token, Failure: failure})
+	})
+}
+
+// Release implements Store.
+func (m *Memory) Release(ctx context.Context, key, token string) error {
+	return m.act(ctx, key, func(c *cell, _ time.Time) { m.release(c, key, token) })
+}
+
+func (m *Memory) release(c *cell, key, token string) {
+	if c.lease.data != token && c.claim.data != token {
+		return
+	}
+	if c.lease.data == token {
+		c.lease = timed{}
+	}
+	if c.claim.data == token {
+		c.claim = timed{}
+	}
+	m.announce(Note{Kind: NoteReleased, Key: key, Token: token})
+}
+
+// Invalidate implements Store.
+func (m *Memory) Invalidate(ctx context.Context, by string, keys ...string) error {
+	return m.each(ctx, keys, func(key string, c *cell, _ time.Time) {
+		*c = cell{}
+		m.announce(Note{Kind: NoteInvalidated, Key: key, Token: by})
+	})
+}
+
+// Expire implements Store.
+func (m *Memory) Expire(ctx context.Context, by string, keys ...string) error {
+	return m.each(ctx, keys, func(key string, c *cell, now time.Time) {
+		c.lease, c.claim = timed{}, timed{}
+		if b := []byte(c.value.data); ExpireRecord(b, now) {
+			c.value.data = string(b)
+		} else {
+			c.value = timed{}
+		}
+		m.announce(Note{Kind: NoteExpired, Key: key, Token: by})
+	})
+}
+
+func (m *Memory) each(ctx context.Context, keys []string, step func(string, *cell, time.Time)) error {
+	for _, key := range keys {
+		if err := m.act(ctx, key, func(c *cell, now time.Time) { step(key, c, now) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// memoryListener hands notes to one listener, in order, on a goroutine of its own: a listener may call the Memory.
+type memoryListener struct {
+	prefix string
+	notes  []Note        // guarded by Memory.mu
+	more   chan struct{} // holds one wake-up
+	quit   chan struct{}
+}
+
+// announce queues a note for those who listen. The caller holds m.mu.
+func (m *Memory) announce(n Note) {
+	for l := range m.listeners {
+		if strings.HasPrefix(n.Key, l.prefix) {
+			l.notes = append(l.notes, n)
+			ring(l.more)
+		}
+	}
+}
+
+// Listen implements Store.
+func (m *Memory) Listen(name string, hear func(Note)) (stop func()) {
+	l := &memoryListener{prefix: name + ":", more: make(chan struct{}, 1), quit: make(chan struct{})}
+	m.mu.Lock()
+	m.listeners[l] = struct{}{}
+	m.mu.Unlock()
+	hear(Note{Kind: NoteUp})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-l.quit:
+				return
+			case <-l.more:
+			}
+			m.mu.Lock()
+			notes := l.notes
+			l.notes = nil
+			m.mu.Unlock()
+			for _, n := range notes {
+				hear(n)
+			}
+		}
+	}()
+	return sync.OnceFunc(func() {
+		m.mu.Lock()
+		delete(m.listeners, l)
+		m.mu.Unlock()
+		close(l.quit)
+		<-done
+	})
+}
+
+// ring leaves a wake-up in a channel of one place, if there is none yet.
+func ring(bell chan struct{}) {
+	select {
+	case bell <- struct{}{}:
+	default:
+	}
+}
+
+type memoryLock struct {
+	holder   timed
+	fence    uint64 // never goes back: the entry stays while the process lives
+	watchers map[chan struct{}]struct{}
+}
+
+// lock runs a step on the lock of key.
+func (m *Memory) lock(key string, step func(k *memoryLock, now time.Time)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	k := m.locks[key]
+	if k == nil {
+		k = &memoryLock{watchers: make(map[chan struct{}]struct{})}
+		m.locks[key] = k
+	}
+	now := m.Now()
+	k.holder.live(now)
+	step(k, now)
+}
+
+// TryLock implements LockDriver.
+func (m *Memory) TryLock(ctx context.Context, key, token string, ttl time.Duration) (s LockState, err error) {
+	if err := ctx.Err(); err != nil {
+		return s, err
+	}
+	m.lock(key, func(k *memoryLock, now time.Time) {
+		switch k.holder.data {
+		case "":
+			k.fence++
+			fallthrough
+		case token:
+			k.holder = timed{token, now.Add(ttl)}
+			s.Won, s.Fence = true, k.fence
+		default:
+			s.Left = k.holder.until.Sub(now)
+		}
+	})
+	return s, nil
+}
+
+// Extend implements LockDriver.
+func (m *Memory) Extend(ctx context.Context, key, token string, ttl time.Duration) (mine bool, err error) {
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
+	m.lock(key, func(k *memoryLock, now time.Time) {
+		if mine = k.holder.data == token; mine {
+			k.holder.until = now.Add(ttl)
+		}
+	})
+	return mine, nil
+}
+
+// Unlock implements LockDriver.
+func (m *Memory) Unlock(ctx context.Context, key, token string) (mine bool, err error) {
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
+	m.lock(key, func(k *memoryLock, _ time.Time) {
+		if mine = k.holder.data == token; !mine {
+			return
+		}
+		k.holder = timed{}
+		for bell := range k.watchers {
+			ring(bell)
+		}
+	})
+	return mine, nil
+}
+
+// Watch implements LockDriver.
+func (m *Memory) Watch(key string) (wake <-chan struct{}, stop func()) {
+	bell := make(chan struct{}, 1)
+	m.lock(key, func(k *memoryLock, _ time.Time) { k.watchers[bell] = struct{}{} })
+	return bell, func() {
+		m.lock(key, func(k *memoryLock, _ time.Time) { delete(k.watchers, bell) })
+	}
+}

@@ -1,0 +1,201 @@
+package refill
+
+import (
+	"encoding/binary"
+	"errors"
+	"hash/crc32"
+	"math"
+	"time"
+)
+
+// Record is what stands in the store under one key. The Loader writes and reads it; it is exported for those who write a
+// [Store], or look into one.
+//
+// Its bytes, integers big-endian, times in microseconds since 1970 by the store's clock, spans in microseconds:
+//
+//	 0  3  "RF1": magic and version
+//	 3  8  expiredAt: 0, or when Expire ended its freshness; the only bytes that ever change
+//	11  4  CRC-32C of all that follows
+//	15  1  n, length of the token (1 … 255)
+//	16  n  token: the fill that made it
+//	 …  1  flags: 1 = not found; every other bit is 0
+//	 …  8  loadBegan
+//	 …  8  freshUntil
+//	 …  8  staleFor
+//	 …  8  staleIfError
+//	 …  8  loadTook
+//	 … 2+m kind: codec and type of the value, a mismatch is a miss
+//	 … 2+x extra: room for later releases, skipped
+//	 …     payload, to the end
+//
+// A reader takes anything else for a miss: other magic, a flag that it does not know, a wrong sum. So a later release
+// may add to extra and old ones still read it; what old ones must not misread gets another version.
+type Record struct {
+	Token        string
+	NotFound     bool          // the payload is the text of the error
+	LoadBegan    time.Time     // when its load began
+	FreshUntil   time.Time     // it is served without a thought until then
+	StaleFor     time.Duration // then served while it is refreshed, for this long
+	StaleIfError time.Duration // and for this long in place of an error (both from the end of freshness)
+	LoadTook     time.Duration
+	Kind         string
+	Payload      []byte
+	ExpiredAt    time.Time // zero, or when Expire ended its freshness
+}
+
+const (
+	recordMagic   = "RF1"
+	offExpired    = 3
+	offSum        = 11
+	offToken      = 15
+	minRecord     = offToken + 1 + 1 + 1 + 5*8 + 2 + 2
+	flagNotFound  = 1
+	maxTokenBytes = 255
+)
+
+var (
+	castagnoli = crc32.MakeTable(crc32.Castagnoli)
+	errRecord  = errors.New("refill: not a record of this version")
+)
+
+// Append appends the record's bytes to b. It fails where a field does not fit the layout: an empty token or one above
+// 255 bytes, a kind above 65,535.
+func (r *Record) Append(b []byte) ([]byte, error) {
+	if r.Token == "" || len(r.Token) > maxTokenBytes {
+		return b, invalid("Token", "%d bytes, must be 1 to %d", len(r.Token), maxTokenBytes)
+	}
+	if len(r.Kind) > math.MaxUint16 {
+		return b, invalid("Kind", "%d bytes, at most %d", len(r.Kind), math.MaxUint16)
+	}
+	start := len(b)
+	b = append(b, recordMagic...)
+	b = binary.BigEndian.AppendUint64(b, uint64(micros(r.ExpiredAt)))
+	b = append(b, 0, 0, 0, 0) // the sum
+	b = append(b, byte(len(r.Token)))
+	b = append(b, r.Token...)
+	var flags byte
+	if r.NotFound {
+		flags |= flagNotFound
+	}
+	b = append(b, flags)
+	for _, n := range [...]int64{
+		micros(r.LoadBegan), micros(r.FreshUntil),
+		r.StaleFor.Microseconds(), r.StaleIfError.Microseconds(), r.LoadTook.Microseconds(),
+	} {
+		b = binary.BigEndian.AppendUint64(b, uint64(n))
+	}
+	b = binary.BigEndian.AppendUint16(b, uint16(len(r.Kind)))
+	b = append(b, r.Kind...)
+	b = append(b, 0, 0) // no extra
+	b = append(b, r.Payload...)
+	binary.BigEndian.PutUint32(b[start+offSum:], crc32.Checksum(b[start+offToken:], castagnoli))
+	return b, nil
+}
+
+// DecodeRecord reads a record. Payload points into b. The error says only that b is none.
+func DecodeRecord(b []byte) (Record, error) {
+	if len(b) < minRecord || string(b[:offExpired]) != recordMagic ||
+		binary.BigEndian.Uint32(b[offSum:]) != crc32.Checksum(b[offToken:], castagnoli) {
+		return Record{}, errRecord
+	}
+	c := cursor{b: b[offToken:]}
+	r := Record{Token: string(c.take(int(c.byte())))}
+	flags := c.byte()
+	r.NotFound = flags&flagNotFound != 0
+	r.LoadBegan, r.FreshUntil = c.time(), c.time()
+	r.StaleFor, r.StaleIfError, r.LoadTook = c.span(), c.span(), c.span()
+	r.Kind = string(c.take(int(c.uint16())))
+	c.take(int(c.uint16()))
+	r.Payload = c.b
+	expired := int64(binary.BigEndian.Uint64(b[offExpired:]))
+	if expired != 0 {
+		r.ExpiredAt = time.UnixMicro(expired)
+	}
+	if c.bad || r.Token == "" || flags&^flagNotFound != 0 || expired < 0 {
+		return Record{}, errRecord
+	}
+	return r, nil
+}
+
+// RecordToken returns the token of the record in b, empty where b is none. It looks at the first bytes only, as a store's
+// script does, and does not check the sum.
+func RecordToken(b []byte) string {
+	if len(b) <= offToken || string(b[:offExpired]) != recordMagic {
+		return ""
+	}
+	n := int(b[offToken])
+	if len(b) < offToken+1+n {
+		return ""
+	}
+	return string(b[offToken+1 : offToken+1+n])
+}
+
+// ExpireRecord marks the record in b, in place, as expired at now, unless it was before. It reports false where b is no
+// record of this version: then the store deletes it, since it cannot be marked.
+func ExpireRecord(b []byte, now time.Time) bool {
+	if len(b) < minRecord || string(b[:offExpired]) != recordMagic {
+		return false
+	}
+	if binary.BigEndian.Uint64(b[offExpired:]) == 0 {
+		binary.BigEndian.PutUint64(b[offExpired:], uint64(micros(now)))
+	}
+	return true
+}
+
+// cursor reads fields off the front of b; past the end it goes bad instead of panicking.
+type cursor struct {
+	b   []byte
+	bad bool
+}
+
+func (c *cursor) take(n int) []byte {
+	if n > len(c.b) {
+		c.bad, c.b = true, nil
+		return nil
+	}
+	f := c.b[:n]
+	c.b = c.b[n:]
+	return f
+}
+
+func (c *cursor) byte() byte {
+	if f := c.take(1); f != nil {
+		return f[0]
+	}
+	return 0
+}
+
+func (c *cursor) uint16() uint16 {
+	if f := c.take(2); f != nil {
+		return binary.BigEndian.Uint16(f)
+	}
+	return 0
+}
+
+// int64 takes times and spans, which are never negative nor so large that sums of them would overflow.
+func (c *cursor) int64() int64 {
+	f := c.take(8)
+	if f == nil {
+		return 0
+	}
+	n := binary.BigEndian.Uint64(f)
+	if n > maxMicros {
+		c.bad = true
+		return 0
+	}
+	return int64(n)
+}
+
+func (c *cursor) time() time.Time     { return time.UnixMicro(c.int64()) }
+func (c *cursor) span() time.Duration { return time.Duration(c.int64()) * time.Microsecond }
+
+// maxMicros is the largest span that fits a time.Duration, and some 290 years as a date since 1970.
+const maxMicros = math.MaxInt64 / 1000
+
+// micros is t since 1970, and 0 for the zero time.
+func micros(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixMicro()
+}

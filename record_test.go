@@ -1,0 +1,119 @@
+package refill
+
+import (
+	"bytes"
+	"encoding/hex"
+	"strings"
+	"testing"
+	"time"
+)
+
+func someRecord() Record {
+	return Record{
+		Token: "web-1-00ff#2s", LoadBegan: time.UnixMicro(1_763_700_000_000_000), FreshUntil: time.UnixMicro(1_763_700_060_000_000),
+		StaleFor: 10 * time.Minute, StaleIfError: time.Hour, LoadTook: 12345 * time.Microsecond,
+		Kind: "json main.Product", Payload: []byte(`{"ID":42}`),
+	}
+}
+
+// The format is final: releases share one Redis. If this test fails, the change needs a new version, not a new golden value.
+const goldenRecord = "" +
+	"524631" + "0000000000000000" + "85ae6244" +
+	"0d" + "7765622d312d303066662332 73" + // token
+	"00" +
+	"0006441367fd8800" + "000644136b910f00" + // began, fresh
+	"0000000023c34600" + "00000000d693a400" + "0000000000003039" + // stale for, if error, took
+	"0011" + "6a736f6e206d61696e2e50726f64756374" +
+	"0000" +
+	"7b224944223a34327d"
+
+func TestRecordGolden(t *testing.T) {
+	r := someRecord()
+	b, err := r.Append(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := hex.DecodeString(strings.ReplaceAll(goldenRecord, " ", ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(b, want) {
+		t.Errorf("got  %x\nwant %x", b, want)
+	}
+	back, err := DecodeRecord(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if back.Token != r.Token || !back.LoadBegan.Equal(r.LoadBegan) || !back.FreshUntil.Equal(r.FreshUntil) ||
+		back.StaleFor != r.StaleFor || back.StaleIfError != r.StaleIfError || back.LoadTook != r.LoadTook ||
+		back.Kind != r.Kind || string(back.Payload) != string(r.Payload) || back.NotFound || !back.ExpiredAt.IsZero() {
+		t.Errorf("decoded %+v", back)
+	}
+}
+
+func TestExpireRecordKeepsTheSum(t *testing.T) {
+	r := someRecord()
+	b, _ := r.Append(nil)
+	at := time.UnixMicro(1_763_700_001_000_000)
+	if !ExpireRecord(b, at) {
+		t.Fatal("not expired")
+	}
+	ExpireRecord(b, at.Add(time.Second)) // the first one counts
+	back, err := DecodeRecord(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !back.ExpiredAt.Equal(at) {
+		t.Errorf("expired at %v, want %v", back.ExpiredAt, at)
+	}
+	if ExpireRecord([]byte("RF2 something of a later release, long enough to be one, surely, and then some more of it"), at) {
+		t.Error("a later version was marked")
+	}
+}
+
+func TestDecodeRecordIsStrict(t *testing.T) {
+	r := someRecord()
+	good, _ := r.Append(nil)
+	for i := range good {
+		if i >= offExpired && i < offSum {
+			continue // Expire's own
+		}
+		bad := bytes.Clone(good)
+		bad[i] ^= 0x10
+		if _, err := DecodeRecord(bad); err == nil {
+			t.Errorf("byte %d changed, and nobody noticed", i)
+		}
+	}
+	for n := range good {
+		if _, err := DecodeRecord(good[:n]); err == nil {
+			t.Errorf("cut at %d, and nobody noticed", n)
+		}
+	}
+	for _, r := range []Record{{}, {Token: strings.Repeat("t", 256)}, {Token: "t", Kind: strings.Repeat("k", 1<<16)}} {
+		if _, err := r.Append(nil); err == nil {
+			t.Errorf("token of %d, kind of %d bytes accepted", len(r.Token), len(r.Kind))
+		}
+	}
+}
+
+func FuzzDecodeRecord(f *testing.F) {
+	r := someRecord()
+	b, _ := r.Append(nil)
+	f.Add(b)
+	f.Add(b[:20])
+	f.Add([]byte("RF1"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		token := RecordToken(b)
+		r, err := DecodeRecord(b)
+		if err != nil {
+			ExpireRecord(bytes.Clone(b), time.Now())
+			return
+		}
+		if r.Token != token {
+			t.Errorf("RecordToken %q, decoded %q", token, r.Token)
+		}
+		if r.StaleFor < 0 || r.StaleIfError < 0 || r.LoadTook < 0 {
+			t.Errorf("negative span: %+v", r)
+		}
+	})
+}

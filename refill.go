@@ -1,0 +1,632 @@
+package refill
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime/debug"
+	"strings"
+	"time"
+)
+
+// This file is what a flight does, in the steps that doc.go tells: look (2), take the lease (3), load (4), publish (5),
+// fail (6), and what is left without the store (7).
+
+// fly flies a call to its end.
+func (l *Loader[V]) fly(c *call[V]) {
+	err := l.refill(c)
+	if down := (*storeError)(nil); errors.As(err, &down) {
+		l.emit(Event{Kind: EventStoreError, Key: c.key, Err: down.err})
+		err = l.alone(c)
+	}
+	if err != nil {
+		l.fallBack(c, err)
+	}
+}
+
+// refill finds the value of a key that L1 could not answer, and settles c with it. It returns nil when that is done, or
+// when a background refresh has nothing to do; a *storeError when the store did not answer; else why there is no value.
+func (l *Loader[V]) refill(c *call[V]) error {
+	look, done := l.recall(c)
+	for !done {
+		if err := context.Cause(c.ctx); err != nil {
+			return err
+		}
+		var err error
+		if look {
+			if done, err = l.look(c); done || err != nil {
+				return err
+			}
+		}
+		// The slot comes before the lease: whoever queues for a slot with the lease in hand keeps everybody waiting.
+		free, note, err := l.slot(c, c.notes, nil)
+		if err != nil {
+			return err
+		}
+		if note != nil {
+			if look, done, err = l.react(c, *note); err != nil {
+				return err
+			}
+			continue
+		}
+		c.drain()
+		c.at = l.local.note(c.key)
+		token, asked := l.node.token(), time.Now()
+		lease, err := l.tryLease(c, token)
+		switch {
+		case err != nil:
+			free()
+			return err
+		case lease.Won:
+			look, done, err = l.lead(c, token, asked, free)
+		default:
+			free()
+			look, done, err = l.follow(c, lease)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// recall begins with what L1 knows. look says that the store has to be asked: it need not be by a node that knows that its
+// entry is past its time, since the claim looks at the value anyway.
+func (l *Loader[V]) recall(c *call[V]) (look, done bool) {
+	e := l.local.get(c.key)
+	if e == nil || !l.local.current(e) {
+		return true, false
+	}
+	now := l.now()
+	if !c.forced && e.life.inL1(now, e.hit.Load()) == Fresh { // a flight that ended a moment ago has put it there
+		c.settle(answer[V]{entry: e, how: EventHit, err: e.err})
+		return false, true
+	}
+	c.seen = e.token
+	if e.life.at(now) <= Spare {
+		c.old = e
+	}
+	return e.life.at(now) == Fresh && !c.forced, false
+}
+
+// look asks the store.
+func (l *Loader[V]) look(c *call[V]) (done bool, err error) {
+	c.at = l.local.note(c.key)
+	ctx, cancel := l.storeCtx(c.ctx)
+	defer cancel()
+	record, err := l.store.Get(ctx, l.full(c.key))
+	if err != nil {
+		return false, &storeError{err}
+	}
+	return l.take(c, record, EventShared), nil
+}
+
+// take looks at a record that the store gave. Fresh, or made by the very load that c waits for, it is the answer: the
+// latter whatever its age, or a load longer than TTL would let one node after the other load again. A stale one is
+// handed out at once, and c goes on as a refresh.
+func (l *Loader[V]) take(c *call[V], record []byte, how EventKind) (done bool) {
+	c.seen = RecordToken(record) // also that of a record that cannot be read: the claim compares nothing else
+	e := l.decode(c.key, record, c.at)
+	if e == nil {
+		return false
+	}
+	if e.token == c.lostTo {
+		how = EventWaited
+	}
+	switch f := e.life.at(l.now()); {
+	case how == EventWaited, f == Fresh && !c.forced:
+		l.keep(e, len(record))
+		c.settle(answer[V]{entry: e, how: how, err: e.err})
+		return true
+	case f == Stale && !c.forced:
+		e.retry.Store(l.now() + l.cfg.LockTTL.Microseconds()) // this flight is the refresh
+		l.keep(e, len(record))
+		c.old = e
+		if !c.behind && l.flights.stay(c) {
+			c.settle(answer[V]{entry: e, how: EventStale, err: e.err})
+		}
+	case f <= Spare:
+		c.old = e
+	}
+	return false
+}
+
+// slot waits for one of the MaxLoads, until impatient is ready or there is a note: somebody else's load may make ours
+// needless. A load that waits for this flight must not let it queue: it may hold the last slot itself.
+func (l *Loader[V]) slot(c *call[V], notes <-chan Note, impatient <-chan time.Time) (free func(), note *Note, err error) {
+	if l.slots == nil {
+		return func() {}, nil, nil
+	}
+	select {
+	case l.slots <- struct{}{}:
+		return func() { <-l.slots }, nil, nil
+	default:
+	}
+	select {
+	case l.slots <- struct{}{}:
+		return func() { <-l.slots }, nil, nil
+	case <-c.hurry:
+		return func() {}, nil, nil
+	case n := <-notes:
+		return nil, &n, nil
+	case <-impatient:
+		return nil, nil, ErrOverloaded
+	case <-c.ctx.Done():
+		return nil, nil, context.Cause(c.ctx)
+	}
+}
+
+// tryLease takes the refill lock. The lock is for efficiency; correctness comes from the claim.
+func (l *Loader[V]) tryLease(c *call[V], token string) (Lease, error) {
+	ctx, cancel := l.storeCtx(c.ctx)
+	defer cancel()
+	lease, err := l.store.TryLease(ctx, l.full(c.key), token, l.cfg.LockTTL, c.ask)
+	if err != nil {
+		l.giveBack(c, token) // the store may have given it all the same
+		return lease, &storeError{err}
+	}
+	return lease, nil
+}
+
+// follow is what a flight does that did not get the lease: somebody has it, or a failed load has left a back-off there.
+func (l *Loader[V]) follow(c *call[V], lease Lease) (look, done bool, err error) {
+	switch {
+	case lease.Holder == "":
+		return false, false, l.loadErrorOf(c.key, lease.Failure, lease.Left)
+	case c.behind && !l.flights.wanted(c):
+		l.emit(Event{Kind: EventBusy, Key: c.key})
+		return false, true, nil
+	}
+	c.lostTo = lease.Holder
+	return l.await(c, lease.Left)
+}
+
+// await waits until the holder's result is announced, its lease is over, or nobody waits any more; no polling.
+func (l *Loader[V]) await(c *call[V], left time.Duration) (look, done bool, err error) {
+	timer := time.NewTimer(lookAgain(left, l.cfg.LockTTL))
+	defer timer.Stop()
+	select {
+	case n := <-c.notes:
+		return l.react(c, n)
+	case <-timer.C:
+		return false, false, nil
+	case <-c.ctx.Done():
+		return false, false, context.Cause(c.ctx)
+	}
+}
+
+// react takes a note for what it is: the result of the load that c waits for, or a hint to try again.
+func (l *Loader[V]) react(c *call[V], n Note) (look, done bool, err error) {
+	if awaited := n.Token == c.lostTo && c.lostTo != ""; awaited {
+		switch {
+		case n.Kind == NoteFilled && len(n.Record) > 0:
+			return false, l.take(c, n.Record, EventWaited), nil
+		case n.Kind == NoteFailed:
+			return false, false, l.loadErrorOf(c.key, n.Failure, l.cfg.ErrorTTL)
+		}
+	}
+	return n.Kind == NoteFilled, false, nil
+}
+
+// lead takes the claim with the lease in hand, and loads. It owns free.
+func (l *Loader[V]) lead(c *call[V], token string, asked time.Time, free func()) (look, done bool, err error) {
+	if cause := context.Cause(c.ctx); cause != nil { // everybody left while the lease was on its way
+		free()
+		l.release(c, token)
+		return false, false, cause
+	}
+	ctx, cancel := l.storeCtx(c.ctx)
+	claim, err := l.store.Claim(ctx, l.full(c.key), token, c.seen, l.cfg.LoadTimeout+l.cfg.LockTTL)
+	cancel()
+	switch {
+	case err != nil:
+		free()
+		l.giveBack(c, token)
+		return false, false, &storeError{err}
+	case claim.State == ClaimLost: // it ran out, or was voided, before the claim: something happened to the value
+		free()
+		return true, false, nil
+	case claim.State == ClaimOther: // somebody published between our look and our lease
+		free()
+		return false, l.take(c, claim.Record, EventShared), nil
+	}
+	return false, true, l.fill(c, token, asked, claim.Now, free)
+}
+
+// fill loads under the lease and publishes. It owns free.
+func (l *Loader[V]) fill(c *call[V], token string, asked, began time.Time, free func()) error {
+	full := l.full(c.key)
+	lease := hold(asked, l.cfg.LockTTL, l.cfg.StoreTimeout, func(ctx context.Context) (bool, error) {
+		return l.store.Renew(ctx, full, token, l.cfg.LockTTL)
+	})
+	r := l.run(c, free)
+	lease.end()
+	select {
+	case <-lease.lost:
+		l.emit(Event{Kind: EventLeaseLost, Key: c.key})
+	default:
+	}
+	if r.failed() {
+		return l.fail(c, token, r)
+	}
+	e, record, err := l.encode(c, token, began, r)
+	switch {
+	case err != nil:
+		// The value is good, but nobody else can have it.
+		l.leaveFailure(c, token, l.loadError(c, err, false))
+		c.settle(answer[V]{entry: e, how: EventError, err: err})
+	case r.terms.noStore:
+		l.release(c, token)
+		c.settle(answer[V]{entry: e, how: EventLed, err: e.err})
+	default:
+		l.publish(c, token, e, record)
+		c.settle(answer[V]{entry: e, how: EventLed, err: e.err})
+	}
+	return nil
+}
+
+// publish stores the record if the claim is still this fill's. The callers of this flight get their value either way.
+func (l *Loader[V]) publish(c *call[V], token string, e *entry[V], record []byte) {
+	ctx, cancel := l.storeCtx(c.ctx)
+	defer cancel()
+	state, err := l.store.Publish(ctx, Publication{
+		Key: l.full(c.key), Token: token, Replaced: c.seen, Record: record, Keep: e.life.keep(l.now()),
+	})
+	kind := EventPublished
+	switch {
+	case err != nil:
+		kind = EventStoreError
+		l.giveBack(c, token)
+	case state == PublishRefused:
+		l.emit(Event{Kind: EventRefused, Key: c.key})
+		return // voided: not for L1 either
+	case state == PublishNoRoom:
+		kind, err = EventStoreError, errNoRoom
+	}
+	l.emit(Event{Kind: kind, Key: c.key, Err: err})
+	l.keep(e, len(record))
+}
+
+var errNoRoom = errors.New("refill: the store is full")
+
+// fail ends a fill that has no value.
+func (l *Loader[V]) fail(c *call[V], token string, r loaded[V]) error {
+	if cause := context.Cause(c.ctx); cause != nil {
+		l.emit(Event{Kind: EventAbandoned, Key: c.key, Took: r.took, Err: r.err})
+		l.release(c, token) // no back-off: the key works at once
+		return cause
+	}
+	err := l.loadError(c, r.err, r.panicked)
+	l.leaveFailure(c, token, err)
+	return err
+}
+
+func (l *Loader[V]) leaveFailure(c *call[V], token string, e *LoadError) {
+	ctx, cancel := l.storeCtx(c.ctx)
+	defer cancel()
+	if err := l.store.Fail(ctx, l.full(c.key), token, e.wire(), l.cfg.ErrorTTL); err != nil {
+		l.emit(Event{Kind: EventStoreError, Key: c.key, Err: err})
+	}
+}
+
+// release frees lease and claim now, giveBack in the background: after an error, when nobody shall wait for a store that
+// does not answer.
+func (l *Loader[V]) release(c *call[V], token string) {
+	ctx, cancel := l.storeCtx(c.ctx)
+	defer cancel()
+	if err := l.store.Release(ctx, l.full(c.key), token); err != nil {
+		l.emit(Event{Kind: EventStoreError, Key: c.key, Err: err})
+	}
+}
+
+func (l *Loader[V]) giveBack(c *call[V], token string) {
+	l.later.Go(func() { l.release(c, token) })
+}
+
+// alone is what a flight does without the store: serve what L1 still has, else load for this process, within MaxLoads.
+func (l *Loader[V]) alone(c *call[V]) error {
+	c.at = l.local.note(c.key)
+	if l.serveUnheard(c) {
+		return nil
+	}
+	patience := time.NewTimer(l.cfg.StoreTimeout)
+	defer patience.Stop()
+	free, _, err := l.slot(c, nil, patience.C)
+	if err != nil {
+		return err
+	}
+	began := l.store.Now()
+	r := l.run(c, free)
+	if r.failed() {
+		if cause := context.Cause(c.ctx); cause != nil {
+			return cause
+		}
+		return l.loadError(c, r.err, r.panicked)
+	}
+	e, record, err := l.encode(c, l.node.token(), began, r)
+	how := EventLed
+	if err != nil {
+		how = EventError
+	} else {
+		err = e.err
+		if !r.terms.noStore {
+			l.keep(e, len(record))
+		}
+	}
+	c.settle(answer[V]{entry: e, how: how, err: err})
+	return nil
+}
+
+// serveUnheard serves an entry of L1 that would be asked about if there were anybody to ask. It reports whether c is done.
+func (l *Loader[V]) serveUnheard(c *call[V]) bool {
+	e := l.local.get(c.key)
+	if e == nil || c.forced || !l.local.unvoided(e) {
+		return false
+	}
+	switch e.life.at(l.now()) {
+	case Fresh:
+		c.settle(answer[V]{entry: e, how: EventHit, err: e.err})
+		return true
+	case Stale:
+		c.old = e
+		if !c.behind && l.flights.stay(c) {
+			c.settle(answer[V]{entry: e, how: EventStale, err: e.err})
+		}
+	case Spare:
+		c.old = e
+	}
+	return false
+}
+
+// fallBack ends a flight that found no value: with what is old but better than an error, or with the error.
+func (l *Loader[V]) fallBack(c *call[V], err error) {
+	if errors.Is(err, errClosing) {
+		err = ErrClosed
+	}
+	e := c.old
+	if e != nil {
+		var failed *LoadError
+		if errors.As(err, &failed) {
+			e.retry.Store(l.now() + failed.RetryAfter.Microseconds())
+		}
+		if e.life.at(l.now()) <= Spare && l.local.unvoided(e) && !c.forced {
+			c.settle(answer[V]{entry: e, how: EventStaleOnError, err: e.err})
+			return
+		}
+	}
+	c.settle(answer[V]{err: err})
+}
+
+// keep puts an entry into L1, if it may be served from there. One that was voided on its way would only be in the way.
+func (l *Loader[V]) keep(e *entry[V], size int) {
+	now := l.now()
+	if e.life.at(now) <= Spare && l.local.unvoided(e) {
+		e.hit.Store(l.local.hitUntil(e.life, now))
+		l.local.put(e, size)
+	}
+}
+
+// loaded is what a load function returned, or what became of it.
+type loaded[V any] struct {
+	value    V
+	err      error
+	panicked bool
+	terms    terms
+	took     time.Duration
+}
+
+func (r *loaded[V]) failed() bool { return r.err != nil && !errors.Is(r.err, ErrNotFound) }
+
+// run calls the load function on a goroutine of its own, so that neither a panic nor a function that does not heed its ctx
+// harms more than this flight. It owns free: the slot is free when the function has returned.
+func (l *Loader[V]) run(c *call[V], free func()) loaded[V] {
+	fill := &Fill{loader: l, key: c.key, outer: outerFill(c.ctx)}
+	ctx, cancel := context.WithTimeoutCause(context.WithValue(c.ctx, fillKey{}, fill), l.cfg.LoadTimeout, errLoadTimeout)
+	defer cancel()
+	done := make(chan loaded[V], 1)
+	began := time.Now()
+	l.flights.loads(c, true)
+	go func() {
+		defer l.flights.loads(c, false)
+		defer free()
+		protect(ctx, c, done)
+	}()
+	var r loaded[V]
+	select {
+	case r = <-done:
+	case <-ctx.Done():
+		select {
+		case r = <-done: // both at once: a value is worth more than an error
+		default:
+			r.err = context.Cause(ctx)
+		}
+	}
+	if r.failed() && errors.Is(context.Cause(ctx), errLoadTimeout) {
+		r.err = errLoadTimeout
+	}
+	r.terms, r.took = fill.seal(), time.Since(began)
+	kind := EventLoaded
+	switch {
+	case r.failed():
+		kind = EventLoadFailed
+	case r.err != nil:
+		kind = EventNotFound
+	}
+	l.emit(Event{Kind: kind, Key: c.key, Took: r.took, Err: r.err})
+	return r
+}
+
+var errLoadTimeout = errors.New("refill: longer than LoadTimeout")
+
+// protect sends what the load function returns; a panic or a runtime.Goexit becomes an error.
+func protect[V any](ctx context.Context, c *call[V], done chan<- loaded[V]) {
+	r := loaded[V]{err: errors.New("refill: the load function ended its goroutine"), panicked: true}
+	defer func() {
+		if p := recover(); p != nil {
+			r.err = &panicError{p, debug.Stack()}
+		}
+		done <- r
+	}()
+	value, err := c.load(ctx, c.key)
+	r = loaded[V]{value: value, err: err}
+}
+
+// panicError is a panic of a load function.
+type panicError struct {
+	value any
+	stack []byte
+}
+
+func (e *panicError) Error() string { return fmt.Sprintf("panic: %v\n\n%s", e.value, e.stack) }
+
+func (e *panicError) Unwrap() error {
+	err, _ := e.value.(error)
+	return err
+}
+
+// loadError wraps what a load of this node failed with.
+func (l *Loader[V]) loadError(c *call[V], err error, panicked bool) *LoadError {
+	return &LoadError{
+		Key: c.key, Node: l.node.id, Err: err, Panic: panicked, RetryAfter: l.cfg.ErrorTTL,
+		Timeout: errors.Is(err, errLoadTimeout),
+	}
+}
+
+// failure is a LoadError on its way to other nodes.
+type failure struct {
+	Node    string `json:"node"`
+	Text    string `json:"text"`
+	Panic   bool   `json:"panic,omitempty"`
+	Timeout bool   `json:"timeout,omitempty"`
+}
+
+// maxFailure is how much of an error's text travels.
+const maxFailure = 1 << 10
+
+// wire is what of e travels: the first line of its cause.
+func (e *LoadError) wire() string {
+	text, _, _ := strings.Cut(e.Err.Error(), "\n")
+	b, err := json.Marshal(failure{e.Node, text[:min(len(text), maxFailure)], e.Panic, e.Timeout})
+	if err != nil {
+		return "{}" // cannot be: strings and bools
+	}
+	return string(b)
+}
+
+// loadErrorOf is the LoadError that another node left, or announced.
+func (l *Loader[V]) loadErrorOf(key, wire string, left time.Duration) *LoadError {
+	if left <= 0 {
+		left = l.cfg.ErrorTTL // not asked for
+	}
+	var f failure
+	if json.Unmarshal([]byte(wire), &f) != nil {
+		f.Text = wire
+	}
+	return &LoadError{
+		Key: key, Node: f.Node, Panic: f.Panic, Timeout: f.Timeout, RetryAfter: left, Err: errors.New(f.Text),
+	}
+}
+
+// storeError says that the store did not answer.
+type storeError struct{ err error }
+
+func (e *storeError) Error() string { return "refill: store: " + e.err.Error() }
+
+// storeCtx bounds one call of the store. It is not cancelled with the flight: a lease that is taken while the last caller
+// leaves has to be known, to be given back.
+func (l *Loader[V]) storeCtx(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), l.cfg.StoreTimeout)
+}
+
+// encode makes the record of what was loaded, and the entry that a reader of that record gets: so all nodes see the same,
+// also where the codec leaves something out. On an error the entry has the value as it was loaded.
+func (l *Loader[V]) encode(c *call[V], token string, began time.Time, r loaded[V]) (*entry[V], []byte, error) {
+	rec := Record{Token: token, LoadBegan: began, LoadTook: r.took, Kind: l.kind}
+	l.plan(&rec, r)
+	asLoaded := &entry[V]{key: c.key, hash: l.local.hash(c.key), value: r.value, token: token, life: lifeOf(&rec), at: c.at}
+	if rec.NotFound {
+		rec.Payload = []byte(r.err.Error())
+		asLoaded.err = &absence{r.err.Error()}
+	}
+	if r.terms.noStore {
+		return asLoaded, nil, nil
+	}
+	var record []byte
+	err := safely(func() (err error) {
+		if !rec.NotFound {
+			if rec.Payload, err = l.codec.Marshal(r.value); err != nil {
+				return err
+			}
+		}
+		record, err = rec.Append(nil)
+		return err
+	})
+	if err != nil {
+		return asLoaded, nil, invalid("value", "of %q: encoding it as %s: %v", c.key, l.codec.Name(), err)
+	}
+	e, err := l.read(c.key, record, c.at)
+	if err != nil {
+		return asLoaded, nil, invalid("value", "of %q: decoding it again as %s: %v", c.key, l.codec.Name(), err)
+	}
+	return e, record, nil
+}
+
+// plan sets the times of a record.
+func (l *Loader[V]) plan(rec *Record, r loaded[V]) {
+	ttl := l.cfg.TTL
+	rec.StaleFor, rec.StaleIfError = l.cfg.StaleFor, l.cfg.StaleIfError
+	if r.terms.ownTTL {
+		ttl = r.terms.ttl
+	}
+	if r.terms.ownStale {
+		rec.StaleFor = r.terms.staleFor
+	}
+	if r.err != nil { // an absence is an answer for a while, never a stale one
+		rec.NotFound, ttl, rec.StaleFor, rec.StaleIfError = true, l.cfg.NotFoundTTL, 0, 0
+	}
+	if r.terms.noStore {
+		ttl, rec.StaleFor, rec.StaleIfError = 0, 0, 0
+	}
+	rec.FreshUntil = rec.LoadBegan.Add(jittered(ttl, l.cfg.Jitter, rand.Float64()))
+}
+
+// decode reads what stands in the store. Anything but a record of this Loader is a miss.
+func (l *Loader[V]) decode(key string, record []byte, at epoch) *entry[V] {
+	if record == nil {
+		return nil
+	}
+	e, err := l.read(key, record, at)
+	if err != nil {
+		l.emit(Event{Kind: EventBadRecord, Key: key, Err: err})
+		return nil
+	}
+	return e
+}
+
+func (l *Loader[V]) read(key string, record []byte, at epoch) (*entry[V], error) {
+	r, err := DecodeRecord(record)
+	if err != nil {
+		return nil, err
+	}
+	if r.Kind != l.kind {
+		return nil, fmt.Errorf("refill: record holds %q, not %q", r.Kind, l.kind)
+	}
+	e := &entry[V]{key: key, hash: l.local.hash(key), token: r.Token, life: lifeOf(&r), at: at}
+	if r.NotFound {
+		e.err = &absence{string(r.Payload)}
+		return e, nil
+	}
+	return e, safely(func() error { return l.codec.Unmarshal(r.Payload, &e.value) })
+}
+
+// safely makes an error of a codec's panic: it must not end the process.
+func safely(f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v", p)
+		}
+	}()
+	return f()
+}

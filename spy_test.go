@@ -1,0 +1,163 @@
+package refill_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/refill-go/refill"
+)
+
+// spy is one node's way to a store: it counts the calls, and can be cut.
+type spy struct {
+	refill.Store
+	down  atomic.Bool // calls fail, announcements are not heard
+	died  atomic.Bool // as down, but the calls seem to work: a process that is gone says nothing
+	mute  atomic.Bool // announcements are lost and nobody notices
+	calls atomic.Int64
+	gets  atomic.Int64
+
+	mu   sync.Mutex
+	hear func(refill.Note)
+}
+
+func newSpy(s refill.Store) *spy { return &spy{Store: s} }
+
+var errDown = errors.New("store is down")
+
+func (s *spy) call() error {
+	s.calls.Add(1)
+	if s.down.Load() || s.died.Load() {
+		return errDown
+	}
+	return nil
+}
+
+// cut makes the store unreachable, or brings it back.
+func (s *spy) cut(down bool) {
+	s.down.Store(down)
+	n := refill.Note{Kind: refill.NoteUp}
+	if down {
+		n = refill.Note{Kind: refill.NoteDown, Err: errDown}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.hear(n)
+}
+
+func (s *spy) Get(ctx context.Context, key string) ([]byte, error) {
+	s.gets.Add(1)
+	if err := s.call(); err != nil {
+		return nil, err
+	}
+	return s.Store.Get(ctx, key)
+}
+
+func (s *spy) TryLease(ctx context.Context, key, token string, ttl time.Duration, how refill.Ask) (refill.Lease, error) {
+	if err := s.call(); err != nil {
+		return refill.Lease{}, err
+	}
+	return s.Store.TryLease(ctx, key, token, ttl, how)
+}
+
+func (s *spy) Claim(ctx context.Context, key, token, seen string, ttl time.Duration) (refill.Claim, error) {
+	if err := s.call(); err != nil {
+		return refill.Claim{}, err
+	}
+	return s.Store.Claim(ctx, key, token, seen, ttl)
+}
+
+func (s *spy) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
+	if err := s.call(); err != nil {
+		return false, err
+	}
+	return s.Store.Renew(ctx, key, token, ttl)
+}
+
+func (s *spy) Publish(ctx context.Context, p refill.Publication) (refill.Published, error) {
+	if err := s.call(); err != nil {
+		return 0, err
+	}
+	return s.Store.Publish(ctx, p)
+}
+
+func (s *spy) Fail(ctx context.Context, key, token, failure string, ttl time.Duration) error {
+	if err := s.call(); err != nil {
+		return err
+	}
+	return s.Store.Fail(ctx, key, token, failure, ttl)
+}
+
+func (s *spy) Release(ctx context.Context, key, token string) error {
+	if err := s.call(); err != nil {
+		return err
+	}
+	return s.Store.Release(ctx, key, token)
+}
+
+func (s *spy) Invalidate(ctx context.Context, by string, keys ...string) error {
+	if err := s.call(); err != nil {
+		return err
+	}
+	return s.Store.Invalidate(ctx, by, keys...)
+}
+
+func (s *spy) Expire(ctx context.Context, by string, keys ...string) error {
+	if err := s.call(); err != nil {
+		return err
+	}
+	return s.Store.Expire(ctx, by, keys...)
+}
+
+func (s *spy) Listen(name string, hear func(refill.Note)) func() {
+	s.mu.Lock()
+	s.hear = hear
+	s.mu.Unlock()
+	return s.Store.Listen(name, func(n refill.Note) {
+		if !s.down.Load() && !s.died.Load() && !s.mute.Load() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			hear(n)
+		}
+	})
+}
+
+// events counts what OnEvent sees.
+type events struct {
+	mu    sync.Mutex
+	count map[refill.EventKind]int
+	last  map[refill.EventKind]refill.Event
+}
+
+func (e *events) on(ev refill.Event) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.count == nil {
+		e.count, e.last = map[refill.EventKind]int{}, map[refill.EventKind]refill.Event{}
+	}
+	e.count[ev.Kind]++
+	e.last[ev.Kind] = ev
+}
+
+func (e *events) of(k refill.EventKind) int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.count[k]
+}
+
+// node makes one Loader of strings named thing and closes it at the end.
+func node(t *testing.T, load func(context.Context, string) (string, error), cfg refill.Config) *refill.Loader[string] {
+	t.Helper()
+	if cfg.TTL == 0 {
+		cfg.TTL = time.Second
+	}
+	l, err := refill.New("thing", load, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}

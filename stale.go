@@ -1,0 +1,110 @@
+package refill
+
+import "time"
+
+// This file decides everything about time: pure functions of moments that are handed in. A moment is a count of
+// microseconds by the store's clock, so that all nodes agree whatever their own clocks say.
+
+// Freshness is what may be done with a value at a moment. It only ever grows worse.
+type Freshness uint8
+
+// The ages of a value.
+const (
+	Fresh Freshness = iota // serve it
+	Stale                  // serve it, and refresh it
+	Spare                  // serve it only in place of an error
+	Dead                   // do not serve it
+)
+
+// String returns the lower-case name.
+func (f Freshness) String() string {
+	return [...]string{"fresh", "stale", "spare", "dead"}[min(f, Dead)]
+}
+
+// life is the life of one value:
+//
+//	began ────── fresh ────── stale ────── dead
+//	     served       served,      served
+//	                  refreshed    if the load fails
+type life struct{ began, fresh, stale, dead int64 }
+
+// maxFuture is how far ahead of now a load may have begun: more than clocks read over a network differ by, less than
+// anybody would call a clock that was set back.
+const maxFuture = int64(time.Second / time.Microsecond)
+
+// lifeOf derives the life of a record. StaleFor and StaleIfError count from the end of freshness (RFC 5861), which
+// Expire may have moved forward, never back.
+func lifeOf(r *Record) life {
+	l := life{began: micros(r.LoadBegan), fresh: micros(r.FreshUntil)}
+	if e := micros(r.ExpiredAt); e != 0 {
+		l.fresh = min(l.fresh, e)
+	}
+	l.stale = l.fresh + r.StaleFor.Microseconds()
+	l.dead = max(l.stale, l.fresh+r.StaleIfError.Microseconds())
+	return l
+}
+
+// at judges a value. One that seems to come from the future was stamped before the clock was set back: nobody knows
+// its age, so it is dead.
+func (l life) at(now int64) Freshness {
+	switch {
+	case l.began > now+maxFuture || now >= l.dead && now >= l.fresh:
+		return Dead
+	case now < l.fresh:
+		return Fresh
+	case now < l.stale:
+		return Stale
+	}
+	return Spare
+}
+
+// age is how long ago the load began, never negative.
+func (l life) age(now int64) time.Duration { return span(max(0, now-l.began)) }
+
+// remaining is how much longer the value is fresh, never negative.
+func (l life) remaining(now int64) time.Duration { return span(max(0, l.fresh-now)) }
+
+// keep is how long the store has to hold a value: to its end, and long enough that those who waited for its load still
+// find it when the load took longer than the value lives.
+func (l life) keep(now int64) time.Duration { return max(span(l.dead-now), minKeep) }
+
+const minKeep = time.Second
+
+func span(micros int64) time.Duration { return time.Duration(micros) * time.Microsecond }
+
+// jittered shortens ttl by up to the share jitter of it, rnd in [0, 1) says by how much. It never lengthens: TTL is a
+// promise.
+func jittered(ttl time.Duration, jitter, rnd float64) time.Duration {
+	return ttl - time.Duration(float64(ttl)*jitter*rnd)
+}
+
+// tickOf is how often the coarse clock of a Loader is set: often enough for its TTL, and for nobody too often.
+func tickOf(ttl time.Duration) time.Duration {
+	return min(max(ttl/200, time.Millisecond), 50*time.Millisecond)
+}
+
+// renewEvery leaves two more tries within a lease when one renewal fails.
+func renewEvery(ttl time.Duration) time.Duration { return ttl / 3 }
+
+// lookAgain is how long somebody who waits for a lease sleeps if nobody wakes them: until it ends by itself, plus what
+// the store may have rounded off, and never longer than a lease can last.
+func lookAgain(left, lockTTL time.Duration) time.Duration {
+	if left <= 0 || left > lockTTL {
+		left = lockTTL
+	}
+	return left + 2*time.Millisecond
+}
+
+// inL1 judges an entry of L1 that is served without a thought until hit. A superseded one (hit = 0) has been replaced by
+// a refresh that this process heard of: it may be served on while the new one is fetched. One that is past LocalTTL may
+// have missed an invalidation: it counts as stale, which is nothing where nothing stale may be served.
+func (l life) inL1(now, hit int64) Freshness {
+	f := l.at(now)
+	if f != Fresh || now < hit {
+		return f
+	}
+	if hit == 0 || l.stale > l.fresh {
+		return Stale
+	}
+	return Dead
+}

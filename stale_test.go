@@ -1,0 +1,121 @@
+package refill
+
+import (
+	"testing"
+	"time"
+)
+
+func TestLifeAt(t *testing.T) {
+	r := Record{
+		LoadBegan: time.UnixMicro(1000), FreshUntil: time.UnixMicro(2000),
+		StaleFor: 500 * time.Microsecond, StaleIfError: 800 * time.Microsecond,
+	}
+	for now, want := range map[int64]Freshness{
+		999: Fresh, 1000: Fresh, 1999: Fresh,
+		2000: Stale, 2499: Stale,
+		2500: Spare, 2799: Spare,
+		2800: Dead, 1 << 40: Dead,
+		1000 - maxFuture: Fresh, 1000 - maxFuture - 1: Dead, // the clock was set back
+	} {
+		if got := lifeOf(&r).at(now); got != want {
+			t.Errorf("at %d: %v, want %v", now, got, want)
+		}
+	}
+	r.ExpiredAt = time.UnixMicro(1200)
+	if l := lifeOf(&r); l.fresh != 1200 || l.stale != 1700 || l.dead != 2000 {
+		t.Errorf("expired at 1200: %+v, its windows must count from there", l)
+	}
+	r.ExpiredAt = time.UnixMicro(2600) // Expire of a value that is stale already must not make it younger
+	if l := lifeOf(&r); l.fresh != 2000 {
+		t.Errorf("expired at 2600: fresh until %d, want 2000", l.fresh)
+	}
+}
+
+func TestInL1(t *testing.T) {
+	withStale := life{began: 0, fresh: 100, stale: 200, dead: 300}
+	without := life{began: 0, fresh: 100, stale: 100, dead: 100}
+	for _, c := range []struct {
+		name     string
+		l        life
+		now, hit int64
+		want     Freshness
+	}{
+		{"fresh", without, 50, 60, Fresh},
+		{"past LocalTTL, nothing stale allowed: the store is asked", without, 60, 60, Dead},
+		{"past LocalTTL, stale allowed", withStale, 60, 60, Stale},
+		{"superseded: never a wait", without, 50, 0, Stale},
+		{"superseded and past its time", without, 100, 0, Dead},
+		{"past its time", withStale, 100, 100, Stale},
+		{"only for an error", withStale, 200, 100, Spare},
+	} {
+		if got := c.l.inL1(c.now, c.hit); got != c.want {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
+// FuzzLife: never served past its bounds, never younger as time goes by, never a negative age.
+func FuzzLife(f *testing.F) {
+	f.Add(int64(1000), int64(1000), int64(500), int64(800), int64(0), int64(1999), int64(1))
+	f.Add(int64(1), int64(0), int64(0), int64(0), int64(5), int64(5), int64(1<<40))
+	f.Fuzz(func(t *testing.T, began, ttl, staleFor, staleIfError, expired, now, later int64) {
+		clamp := func(n int64) int64 { return n & (1<<50 - 1) }
+		began, ttl, staleFor, staleIfError = clamp(began), clamp(ttl), clamp(staleFor), clamp(staleIfError)
+		expired, now, later = clamp(expired), clamp(now), clamp(later)
+		r := Record{
+			LoadBegan: time.UnixMicro(began), FreshUntil: time.UnixMicro(began + ttl),
+			StaleFor: span(staleFor), StaleIfError: span(staleIfError),
+		}
+		if expired != 0 {
+			r.ExpiredAt = time.UnixMicro(expired)
+		}
+		l := lifeOf(&r)
+		if now-began >= ttl && l.at(now) == Fresh {
+			t.Errorf("fresh past TTL")
+		}
+		if now-began >= ttl+staleFor && l.at(now) <= Stale {
+			t.Errorf("served stale past TTL + StaleFor")
+		}
+		if now-began >= ttl+max(staleFor, staleIfError) && l.at(now) != Dead {
+			t.Errorf("served past every window")
+		}
+		if expired != 0 && now >= expired && l.at(now) == Fresh {
+			t.Errorf("fresh after Expire")
+		}
+		if now >= began && l.at(now+later) < l.at(now) {
+			t.Errorf("%v at %d, but %v at %d: grew younger", l.at(now), now, l.at(now+later), now+later)
+		}
+		if l.age(now) < 0 || l.remaining(now) < 0 || l.keep(now) < minKeep {
+			t.Errorf("age %v, remaining %v, keep %v", l.age(now), l.remaining(now), l.keep(now))
+		}
+		if f := l.inL1(now, 0); f == Fresh {
+			t.Errorf("a superseded entry is fresh")
+		}
+	})
+}
+
+func TestJitterOnlyShortens(t *testing.T) {
+	for _, rnd := range []float64{0, 0.25, 0.999999} {
+		got := jittered(time.Second, 0.1, rnd)
+		if got > time.Second || got < 900*time.Millisecond {
+			t.Errorf("jittered(1s, 0.1, %v) = %v", rnd, got)
+		}
+	}
+	if got := jittered(time.Second, 0, 0.5); got != time.Second {
+		t.Errorf("no jitter: %v", got)
+	}
+}
+
+func TestLookAgain(t *testing.T) {
+	const ttl = time.Second
+	for left, most := range map[time.Duration]time.Duration{
+		300 * time.Millisecond: 310 * time.Millisecond, // the holder's lease, not a whole one of ours
+		0:                      ttl + 10*time.Millisecond,
+		-1:                     ttl + 10*time.Millisecond,
+		time.Hour:              ttl + 10*time.Millisecond,
+	} {
+		if got := lookAgain(left, ttl); got <= min(max(left, 0), ttl) && left > 0 || got > most {
+			t.Errorf("lookAgain(%v) = %v, want at most %v", left, got, most)
+		}
+	}
+}

@@ -1,0 +1,162 @@
+package refill
+
+import (
+	"context"
+	"time"
+)
+
+// Store is a shared store as the [Loader] sees it: whole steps of a refill, each of them atomic.
+// backend/goredis implements it over Redis, [NewMemory] inside one process; package refilltest holds the
+// suite that an implementation has to pass.
+//
+// A key is "name:key", with the name of the Loader in front; a name has no colon, so that the first one
+// divides them. A token names one fill: "node#counter". Tokens are compared for equality, never ordered.
+//
+// Three things stand under one key, and every step below touches them in one atomic act:
+//
+//   - the value: a record as the Loader encoded it. A Store reads two things of it, see [RecordToken] and
+//     [ExpireRecord], and nothing else.
+//   - the lease (the refill lock): who loads. It is for efficiency; it ends by itself.
+//   - the claim: whose load may be stored. Correctness comes from the claim. It is taken after the lease and
+//     before the load begins, and whatever voids a load (Invalidate, Expire, another's claim) takes it away.
+//
+// Whoever frees a lease announces it in the same act, so that nobody who waits has to poll. Announcements are
+// hints: a lost one costs time, never truth.
+//
+// Every call returns when its ctx ends, also when the server does not answer. An error means that the outcome is
+// unknown. All methods may be called from any goroutine.
+type Store interface {
+	// Get returns the record under key, nil when there is none. Foreign bytes are returned as they are: the
+	// Loader judges them.
+	Get(ctx context.Context, key string) (record []byte, err error)
+
+	// TryLease takes the lease for ttl if it is free, or says who has it. An own token found under the key
+	// counts as won: the reply to an earlier try was lost. A lease without an end, or of a foreign type, counts
+	// as free when how is AskLeft or AskForce.
+	TryLease(ctx context.Context, key, token string, ttl time.Duration, how Ask) (Lease, error)
+
+	// Claim takes the claim for ttl, if the lease is still the token's and the value is either absent or the
+	// record whose token is seen. Otherwise it gives the lease back (announcing released) and returns the record
+	// that is there instead.
+	Claim(ctx context.Context, key, token, seen string, ttl time.Duration) (Claim, error)
+
+	// Renew lets the lease live for ttl from now, if lease and claim are both the token's. It never creates one.
+	Renew(ctx context.Context, key, token string, ttl time.Duration) (mine bool, err error)
+
+	// Publish ends a fill: if the claim is the token's, it frees lease and claim, stores the record for keep and
+	// announces filled; otherwise it stores nothing, frees the token's own lease and announces released. It frees
+	// before it stores, so that a full store still lets the waiters go.
+	Publish(ctx context.Context, p Publication) (Published, error)
+
+	// Fail ends a fill that has no result: if claim or lease are the token's, it frees them and leaves failure in
+	// the place of the lease for ttl (0 = leaves nothing): a back-off is a lease that nobody holds. It announces
+	// failed.
+	Fail(ctx context.Context, key, token, failure string, ttl time.Duration) error
+
+	// Release frees lease and claim, each if it is the token's, and announces released if one was.
+	Release(ctx context.Context, key, token string) error
+
+	// Invalidate deletes value, lease, claim and back-off of every key and announces invalidated. by is the token
+	// that the announcement carries.
+	Invalidate(ctx context.Context, by string, keys ...string) error
+
+	// Expire marks the value of every key as expired now (see [ExpireRecord]), deletes lease, claim and back-off
+	// and announces expired.
+	Expire(ctx context.Context, by string, keys ...string) error
+
+	// Listen calls hear for every announcement about keys of this name, one after the other, and for the state of
+	// the subscription itself: NoteUp once nothing can be missed any more, NoteDown as soon as something may have
+	// been. hear must not block. stop ends it and returns when hear runs no more.
+	Listen(name string, hear func(Note)) (stop func())
+
+	// Now is the store's clock, the one that Claim reads, as well as this process knows it without asking. It
+	// follows the monotonic clock of the process.
+	Now() time.Time
+
+	// Check says what is wrong with the store as it was set up, without calling it: New reports it.
+	Check() error
+}
+
+// Ask says how much TryLease finds out about a lease that somebody else has.
+type Ask uint8
+
+// How to ask for a lease.
+const (
+	AskOnce  Ask = iota // who has it: for a refresh, which leaves if somebody does
+	AskLeft             // and for how long: for a caller that will wait for it
+	AskForce            // as AskLeft, and a back-off counts as free: for Refresh
+)
+
+// Lease is the answer of [Store.TryLease].
+type Lease struct {
+	Won     bool
+	Holder  string        // token of the fill that has it, empty after a failure
+	Failure string        // what Fail left there, when the lease is a back-off
+	Left    time.Duration // life left of the lease or back-off; 0 = not asked for
+}
+
+// Claim is the answer of [Store.Claim].
+type Claim struct {
+	State  ClaimState
+	Record []byte    // with ClaimOther
+	Now    time.Time // the store's clock at the claim: when the load began
+}
+
+// ClaimState says what became of a claim.
+type ClaimState uint8
+
+// What becomes of a claim.
+const (
+	ClaimTaken ClaimState = iota // load now
+	ClaimOther                   // another record than the one seen is there; the lease was given back
+	ClaimLost                    // the lease is not the token's any more
+)
+
+// Publication is what [Store.Publish] stores and announces.
+type Publication struct {
+	Key      string
+	Token    string        // of the fill
+	Replaced string        // token of the record that the fill saw, empty for none
+	Record   []byte        // not kept or changed after the call
+	Keep     time.Duration // how long the store keeps it, at least 1 s
+}
+
+// Published says what became of a publication.
+type Published uint8
+
+// What becomes of a publication.
+const (
+	PublishStored  Published = iota
+	PublishRefused           // the claim was another's: an invalidation or a newer fill came between
+	PublishNoRoom            // the claim was good, the store would not take the record (it is full)
+)
+
+// Note is an announcement, or the state of the subscription.
+type Note struct {
+	Kind     NoteKind
+	Key      string
+	Token    string // of the fill, or of who invalidated
+	Replaced string // NoteFilled: token of the record that was replaced
+	Record   []byte // NoteFilled: the record itself, where it is small
+	Failure  string // NoteFailed
+	Err      error  // NoteDown, NoteWarning
+}
+
+// NoteKind is the kind of a [Note].
+type NoteKind uint8
+
+// The kinds of notes.
+const (
+	NoteUp          NoteKind = iota + 1 // the subscription stands
+	NoteDown                            // it broke: announcements may be missed
+	NoteWarning                         // something about the store is doubtful
+	NoteFilled                          // a fill was stored
+	NoteFailed                          // a fill failed
+	NoteInvalidated                     // value, lease and claim are gone
+	NoteExpired                         // the value is marked stale, lease and claim are gone
+	NoteReleased                        // a lease was freed without a result
+)
+
+// MaxNoteRecord is the largest record, in bytes, that travels with its announcement. A larger one is fetched by
+// those who need it.
+const MaxNoteRecord = 4 << 10

@@ -1,0 +1,233 @@
+package refill
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+)
+
+// hear takes what the store announces. It must not block: it runs for one announcement after the other.
+func (l *Loader[V]) hear(n Note) {
+	switch n.Kind {
+	case NoteUp:
+		l.local.heard(true)
+		l.flights.tell("", n) // whoever waits may have missed what it waits for
+		l.voids.wake()
+		l.emit(Event{Kind: EventStoreUp})
+		return
+	case NoteDown:
+		l.local.heard(false)
+		l.emit(Event{Kind: EventStoreDown, Err: n.Err})
+		return
+	case NoteWarning:
+		l.emit(Event{Kind: EventStoreDoubt, Err: n.Err})
+		return
+	}
+	key := strings.TrimPrefix(n.Key, l.name+":")
+	switch n.Kind {
+	case NoteInvalidated, NoteExpired:
+		if !l.node.made(n.Token) { // our own has been carried out here before it returned
+			l.drop(key)
+		}
+	case NoteFilled:
+		l.replace(key, n)
+	case NoteFailed, NoteReleased:
+		l.reschedule(key, n.Kind == NoteFailed)
+	}
+	l.flights.tell(key, n)
+}
+
+// replace brings L1 up to date with a fill of another node. L1 takes the announced record only if it holds exactly the one
+// that was replaced: anything else may be newer than the announcement. It takes the epoch of the one it replaces, so what
+// voids that one in this very moment voids it, too.
+func (l *Loader[V]) replace(key string, n Note) {
+	e := l.local.get(key)
+	if e == nil || e.token == n.Token || !l.local.current(e) {
+		return
+	}
+	if e.token == n.Replaced && len(n.Record) > 0 {
+		if next := l.decode(key, n.Record, e.at); next != nil {
+			l.keep(next, len(n.Record))
+			return
+		}
+	}
+	e.hit.Store(0) // superseded: served on, and read again behind the callers' backs
+	e.retry.Store(0)
+}
+
+// reschedule says when a stale entry of L1 may be refreshed again: a refresh elsewhere has ended without a value.
+func (l *Loader[V]) reschedule(key string, failed bool) {
+	e := l.local.get(key)
+	if e == nil {
+		return
+	}
+	var retry int64
+	if failed {
+		retry = l.now() + l.cfg.ErrorTTL.Microseconds()
+	}
+	e.retry.Store(retry)
+}
+
+// drop voids what this process holds of key, and what is on its way.
+func (l *Loader[V]) drop(key string) {
+	l.local.void(key)
+	l.flights.detach(key)
+}
+
+// voidBatch is how many keys one call of the store voids: StoreTimeout has to do for them.
+const voidBatch = 256
+
+// voidAll is Invalidate, or Expire when soft. The store comes first: a read that begins between our own drop and the
+// store's would bring the old value back.
+func (l *Loader[V]) voidAll(ctx context.Context, keys []string, soft bool) error {
+	for _, key := range keys {
+		if err := l.checkKey(key); err != nil {
+			return err
+		}
+	}
+	full := make([]string, len(keys))
+	for i, key := range keys {
+		full[i] = l.full(key)
+	}
+	var err error
+	for len(full) > 0 && err == nil {
+		batch := full[:min(len(full), voidBatch)]
+		if err = l.void(ctx, batch, soft); err == nil {
+			full = full[len(batch):]
+		}
+	}
+	for _, key := range keys {
+		l.drop(key)
+	}
+	if err != nil {
+		l.voids.add(full, soft, time.Now().Add(l.longestLife()))
+		return fmt.Errorf("refill: %d of %d keys may still be in the store, trying on: %w", len(full), len(keys), err)
+	}
+	return nil
+}
+
+func (l *Loader[V]) void(ctx context.Context, full []string, soft bool) error {
+	ctx, cancel := context.WithTimeout(ctx, l.cfg.StoreTimeout)
+	defer cancel()
+	if soft {
+		return l.store.Expire(ctx, l.node.token(), full...)
+	}
+	return l.store.Invalidate(ctx, l.node.token(), full...)
+}
+
+// longestLife is how long a value can be served whose load begins now.
+func (l *Loader[V]) longestLife() time.Duration {
+	return l.cfg.TTL + max(l.cfg.StaleFor, l.cfg.StaleIfError) + l.cfg.LoadTimeout
+}
+
+// voided reports what became of keys whose voiding had failed.
+func (l *Loader[V]) voided(full string, err error) {
+	l.emit(Event{Kind: EventVoidRetried, Key: strings.TrimPrefix(full, l.name+":"), Err: err})
+}
+
+// voids are the Invalidates and Expires that the store did not take, tried again until it does or the values have died of
+// age. A goroutine runs while there are any.
+type voids struct {
+	try   func(ctx context.Context, full []string, soft bool) error
+	tell  func(full string, err error)
+	bell  chan struct{} // rung when the store is back
+	ctx   context.Context
+	stop  context.CancelFunc
+	group sync.WaitGroup
+
+	mu      sync.Mutex
+	pending map[string]pendingVoid // by full key
+	running bool
+}
+
+type pendingVoid struct {
+	soft  bool
+	until time.Time
+}
+
+const (
+	maxVoids  = 10_000
+	voidPause = 500 * time.Millisecond
+)
+
+func newVoids(try func(context.Context, []string, bool) error, tell func(string, error)) *voids {
+	v := &voids{try: try, tell: tell, bell: make(chan struct{}, 1), pending: make(map[string]pendingVoid)}
+	v.ctx, v.stop = context.WithCancel(context.Background())
+	return v
+}
+
+// add queues keys. A hard one is not softened by a later soft one.
+func (v *voids) add(full []string, soft bool, until time.Time) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, key := range full {
+		p, there := v.pending[key]
+		if !there && len(v.pending) >= maxVoids {
+			v.tell(key, fmt.Errorf("%w: %d invalidations wait for the store", ErrOverloaded, maxVoids))
+			continue
+		}
+		v.pending[key] = pendingVoid{soft: soft && (p.soft || !there), until: until}
+	}
+	if !v.running && v.ctx.Err() == nil {
+		v.running = true
+		v.group.Go(v.run)
+	}
+}
+
+func (v *voids) wake() { ring(v.bell) }
+
+func (v *voids) run() {
+	timer := time.NewTimer(voidPause)
+	defer timer.Stop()
+	for {
+		select {
+		case <-v.ctx.Done():
+			return
+		case <-v.bell:
+		case <-timer.C:
+		}
+		if !v.round() {
+			return
+		}
+		timer.Reset(voidPause)
+	}
+}
+
+// round tries what is pending, and reports whether something still is.
+func (v *voids) round() bool {
+	v.mu.Lock()
+	tries := make(map[string]pendingVoid, len(v.pending))
+	for key, p := range v.pending {
+		tries[key] = p
+	}
+	v.mu.Unlock()
+	for key, p := range tries {
+		err := v.try(v.ctx, []string{key}, p.soft)
+		tooLate := time.Now().After(p.until)
+		if err != nil && !tooLate {
+			break // the store is still not there: nor for the others
+		}
+		v.done(key, p)
+		v.tell(key, err)
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.running = len(v.pending) > 0
+	return v.running
+}
+
+// done forgets a pending key, unless it was added again meanwhile.
+func (v *voids) done(key string, p pendingVoid) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.pending[key] == p {
+		delete(v.pending, key)
+	}
+}
+
+func (v *voids) close() {
+	v.stop()
+	v.group.Wait()
+}
