@@ -57,7 +57,7 @@ type Config struct {
 	MaxLoads int
 
 	// LocalEntries and LocalBytes bound L1: the number of entries (default 10,000), and, if set, the sum of the sizes of the
-	// encoded values in bytes (default: no such bound).
+	// encoded values in bytes (default: no such bound). A value above a quarter of LocalBytes may not stay in L1.
 	LocalEntries int
 	LocalBytes   int64
 

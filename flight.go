@@ -115,8 +115,8 @@ type ticket[V any] struct {
 // cases give no place: a background refresh finds a flight there (nil), a forced one finds a flight that is not (then
 // forced is false in it, and the caller waits for its end).
 //
-// A flight whose context is dead is never joined: A leaves, the flight is cancelled; B, with time to spare, would get
-// A's cancellation (tailscale#18919).
+// A flight whose context is dead is never joined, since leave takes it out of sight in the same act that cancels it.
+// Otherwise: A leaves, the flight is cancelled; B joins, with time to spare, and gets A's cancellation (tailscale#18919).
 func (f *flights[V]) join(ctx context.Context, t ticket[V]) (c *call[V], led bool, err error) {
 	nested := outerFill(ctx) != nil
 	f.mu.Lock()
@@ -124,7 +124,7 @@ func (f *flights[V]) join(ctx context.Context, t ticket[V]) (c *call[V], led boo
 	if f.closing.Load() {
 		return nil, false, ErrClosed
 	}
-	if c = f.calls[t.key]; c != nil && c.ctx.Err() == nil {
+	if c = f.calls[t.key]; c != nil {
 		switch {
 		case t.behind:
 			return nil, false, nil

@@ -15,7 +15,7 @@ import (
 
 // db is a database that counts, and takes its time.
 type db struct {
-	took    time.Duration
+	took    time.Duration // change it by slow
 	loads   atomic.Int64
 	now     atomic.Int64 // loads running
 	most    atomic.Int64
@@ -32,16 +32,22 @@ func (d *db) load(ctx context.Context, key string) (string, error) {
 	for m := d.most.Load(); n > m && !d.most.CompareAndSwap(m, n); m = d.most.Load() {
 	}
 	d.mu.Lock()
-	err := d.err
+	err, took := d.err, d.took
 	d.begins = append(d.begins, time.Now())
 	d.mu.Unlock()
 	value := fmt.Sprintf("%s v%d", key, d.version.Load()) // read first, as a query does
 	select {
-	case <-time.After(d.took):
+	case <-time.After(took):
 	case <-ctx.Done():
 		return "", ctx.Err()
 	}
 	return value, err
+}
+
+func (d *db) slow(took time.Duration) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.took = took
 }
 
 func (d *db) fail(err error) {

@@ -21,12 +21,10 @@ type local[V any] struct {
 	seed  maphash.Seed
 	ttl   int64 // Config.LocalTTL in µs
 
-	front     []atomic.Pointer[entry[V]] // direct-mapped by hash, a power of two
-	mask      uint64
-	frontCost int64 // largest cost of an entry in front
-	back      *ristretto.Cache[uint64, *entry[V]]
-	bytes     bool  // cost counts bytes, not entries
-	leastCost int64 // of an entry, so that bytes bound the number, too
+	front     front[V]
+	back      *ristretto.Cache[uint64, *entry[V]] // nil = L1 is off
+	bytes     bool                                // cost counts bytes, not entries
+	leastCost int64                               // of an entry, so that bytes bound the number, too
 
 	stripes [epochStripes]atomic.Uint32 // raised for a key: voids it, and those that share its stripe
 	session atomic.Uint64               // raised for all; odd = the subscription stands
@@ -66,8 +64,8 @@ func newLocal[V any](cfg *Config, clock *coarseClock) (*local[V], error) {
 		clock: clock,
 		seed:  maphash.MakeSeed(),
 		ttl:   cfg.LocalTTL.Microseconds(),
-		front: make([]atomic.Pointer[entry[V]], 1),
 	}
+	l.front.setUp(1, 0)
 	if cfg.LocalTTL == 0 {
 		return l, nil
 	}
@@ -75,16 +73,15 @@ func newLocal[V any](cfg *Config, clock *coarseClock) (*local[V], error) {
 	for slots*8 <= cfg.LocalEntries && slots < maxFront {
 		slots *= 2
 	}
-	l.front = make([]atomic.Pointer[entry[V]], slots)
-	l.mask = uint64(slots - 1)
-	room := max(1, int64(cfg.LocalEntries-slots))
-	l.leastCost, l.frontCost = 1, 1
+	room, quarter := max(1, int64(cfg.LocalEntries-slots)), int64(slots)
+	l.leastCost = 1
 	if cfg.LocalBytes > 0 {
 		l.bytes = true
-		l.frontCost = cfg.LocalBytes / 4 / int64(slots)
 		l.leastCost = max(1, cfg.LocalBytes/room)
-		room = max(1, cfg.LocalBytes-cfg.LocalBytes/4)
+		quarter = cfg.LocalBytes / 4
+		room = max(1, cfg.LocalBytes-quarter)
 	}
+	l.front.setUp(slots, quarter)
 	var err error
 	l.back, err = ristretto.NewCache(&ristretto.Config[uint64, *entry[V]]{
 		NumCounters:        10 * int64(cfg.LocalEntries),
@@ -119,7 +116,7 @@ func (l *local[V]) unvoided(e *entry[V]) bool {
 // get returns the entry of key, if there is one; the caller judges it.
 func (l *local[V]) get(key string) *entry[V] {
 	h := l.hash(key)
-	if e := l.front[h&l.mask].Load(); e != nil && e.key == key {
+	if e := l.front.slot(h).Load(); e != nil && e.key == key {
 		if now := l.clock.now.Load(); e.touched.Load() != now {
 			// Once a tick, so that ristretto's policy does not take the hottest keys for the coldest.
 			e.touched.Store(now)
@@ -134,20 +131,10 @@ func (l *local[V]) get(key string) *entry[V] {
 	if !ok || e.key != key {
 		return nil
 	}
-	l.promote(e)
+	if rand.Uint32()%32 == 0 {
+		l.front.promote(e, l.clock.now.Load())
+	}
 	return e
-}
-
-// promote moves an entry to the front now and then, unless what stands there is in use or was just put.
-func (l *local[V]) promote(e *entry[V]) {
-	if rand.Uint32()%32 != 0 || e.cost > l.frontCost {
-		return
-	}
-	slot := &l.front[e.hash&l.mask]
-	old, now := slot.Load(), l.clock.now.Load()
-	if old == nil || old.touched.Load() != now {
-		slot.CompareAndSwap(old, e)
-	}
 }
 
 // put adds or replaces the entry of e.key. size is that of the encoded value.
@@ -160,31 +147,77 @@ func (l *local[V]) put(e *entry[V], size int) {
 		e.cost = max(int64(size), l.leastCost)
 	}
 	e.touched.Store(l.clock.now.Load())
-	slot := &l.front[e.hash&l.mask]
-	if e.cost <= l.frontCost {
-		slot.Store(e)
-		l.back.Set(e.hash, e, e.cost)
-		return
-	}
-	if old := slot.Load(); old != nil && old.key == e.key {
-		slot.CompareAndSwap(old, nil)
-	}
+	l.front.put(e)
 	l.back.Set(e.hash, e, e.cost)
-	l.back.Wait() // too large for the front: so that the next Get sees it
 }
 
 // void makes what is known of key invalid, and every read of it that has begun.
 func (l *local[V]) void(key string) {
 	h := l.hash(key)
 	l.stripes[h%epochStripes].Add(1)
-	if l.back == nil {
+	if l.back != nil {
+		l.front.drop(h, key)
+		l.back.Del(h)
+	}
+}
+
+// front is the table before ristretto: direct-mapped by hash, without a lock.
+type front[V any] struct {
+	slots []atomic.Pointer[entry[V]] // a power of two
+	room  int64                      // for costs
+	used  atomic.Int64               // sum of costs; what stands above room for a moment is being evicted
+	hand  atomic.Uint64              // the slot that was evicted last
+}
+
+func (f *front[V]) setUp(slots int, room int64) {
+	f.slots, f.room = make([]atomic.Pointer[entry[V]], slots), room
+}
+
+func (f *front[V]) slot(hash uint64) *atomic.Pointer[entry[V]] {
+	return &f.slots[hash&uint64(len(f.slots)-1)]
+}
+
+// put replaces whatever stands in the slot of e: the next Get of e.key has to find it here.
+func (f *front[V]) put(e *entry[V]) {
+	slot := f.slot(e.hash)
+	if e.cost > f.room {
+		f.drop(e.hash, e.key)
 		return
 	}
-	slot := &l.front[h&l.mask]
-	if e := slot.Load(); e != nil && e.key == key {
-		slot.CompareAndSwap(e, nil)
+	f.account(slot.Swap(e), e)
+	for i := 0; f.used.Load() > f.room && i < len(f.slots); i++ {
+		if victim := &f.slots[f.hand.Add(1)%uint64(len(f.slots))]; victim != slot {
+			f.account(victim.Swap(nil), nil)
+		}
 	}
-	l.back.Del(h)
+}
+
+// promote moves an entry to the front, unless what stands there is in use or was just put, or there is no room.
+func (f *front[V]) promote(e *entry[V], now int64) {
+	slot := f.slot(e.hash)
+	old := slot.Load()
+	if old != nil && old.touched.Load() == now || f.used.Load()+e.cost > f.room+costOf(old) {
+		return
+	}
+	if slot.CompareAndSwap(old, e) {
+		f.account(old, e)
+	}
+}
+
+func (f *front[V]) drop(hash uint64, key string) {
+	slot := f.slot(hash)
+	if e := slot.Load(); e != nil && e.key == key && slot.CompareAndSwap(e, nil) {
+		f.account(e, nil)
+	}
+}
+
+func (f *front[V]) account(out, in *entry[V]) { f.used.Add(costOf(in) - costOf(out)) }
+
+func costOf[V any](e *entry[V]) int64 {
+	if e == nil {
+		return 0
+	}
+	return e.cost
 }
 
 // heard raises the session: up says whether the subscription stands now.

@@ -201,18 +201,19 @@ func TestLoadTimeout(t *testing.T) {
 		other := node(t, load, refill.Config{Shared: shared})
 		began := time.Now()
 		var wg sync.WaitGroup
-		wg.Go(func() {
-			_, err := other.Get(t.Context(), "k")
+		timedOut := func(where string, err error) {
 			var le *refill.LoadError
-			if !errors.As(err, &le) || !le.Timeout || !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("elsewhere: %v, want a time-out", err)
+			if !errors.As(err, &le) || !le.Timeout || !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != 2*time.Second {
+				t.Errorf("%s: %v after %v, want a time-out after 2 s", where, err, time.Since(began))
 			}
-		})
-		_, err := l.Get(t.Context(), "k")
-		var le *refill.LoadError
-		if !errors.As(err, &le) || !le.Timeout || !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != 2*time.Second {
-			t.Errorf("%v after %v, want a time-out after 2 s", err, time.Since(began))
 		}
+		wg.Go(func() {
+			_, err := l.Get(t.Context(), "k")
+			timedOut("here", err)
+		})
+		synctest.Wait() // l loads
+		_, err := other.Get(t.Context(), "k")
+		timedOut("elsewhere", err)
 		wg.Wait()
 		time.Sleep(1001 * ms)
 		get(t, other, "k") // free for another try
@@ -267,7 +268,7 @@ func TestAbsence(t *testing.T) {
 		}
 		d.fail(nil)
 		time.Sleep(2*time.Second + 50*ms) // and a tick of the coarse clock
-		get(t, nodes[1], "k") // never a stale absence
+		get(t, nodes[1], "k")             // never a stale absence
 		get(t, nodes[0], "k")
 		d.fail(refill.ErrNotFound) // deleted: the absence replaces the stale value
 		if err := nodes[0].Refresh(t.Context(), "k"); err != nil {
@@ -727,7 +728,7 @@ func TestMaxLoads(t *testing.T) {
 			t.Errorf("%d at once, %d in all, want 4 and 20", d.most.Load(), d.loads.Load())
 		}
 		s.cut(true)
-		d.took = time.Second
+		d.slow(time.Second)
 		var shed, served atomic.Int64
 		began := time.Now()
 		for i := range 20 {
@@ -949,7 +950,7 @@ func TestClose(t *testing.T) {
 			time.Sleep(2 * time.Second)
 			get(t, l, "stale") // starts a refresh
 			synctest.Wait()
-			d.took = 500 * ms
+			d.slow(500 * ms)
 			var wg sync.WaitGroup
 			wg.Go(func() { get(t, l, "wanted") })
 			synctest.Wait()

@@ -20,8 +20,35 @@ type spy struct {
 	calls atomic.Int64
 	gets  atomic.Int64
 
-	mu   sync.Mutex
-	hear func(refill.Note)
+	mu       sync.Mutex
+	hear     func(refill.Note)
+	held     []refill.Note // announcements on their way, while hold is set
+	hold     bool
+	afterGet func() // runs when a Get has its reply and has not returned yet
+}
+
+// holdNotes keeps announcements on their way until it is called with false.
+func (s *spy) holdNotes(hold bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.hold = hold
+	for _, n := range s.held {
+		s.hear(n)
+	}
+	s.held = nil
+}
+
+// loseLast loses the announcement that was held last.
+func (s *spy) loseLast() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.held = s.held[:len(s.held)-1]
+}
+
+func (s *spy) onGet(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.afterGet = f
 }
 
 func newSpy(s refill.Store) *spy { return &spy{Store: s} }
@@ -53,7 +80,14 @@ func (s *spy) Get(ctx context.Context, key string) ([]byte, error) {
 	if err := s.call(); err != nil {
 		return nil, err
 	}
-	return s.Store.Get(ctx, key)
+	record, err := s.Store.Get(ctx, key)
+	s.mu.Lock()
+	after := s.afterGet
+	s.mu.Unlock()
+	if after != nil {
+		after()
+	}
+	return record, err
 }
 
 func (s *spy) TryLease(ctx context.Context, key, token string, ttl time.Duration, how refill.Ask) (refill.Lease, error) {
@@ -120,6 +154,10 @@ func (s *spy) Listen(name string, hear func(refill.Note)) func() {
 		if !s.down.Load() && !s.died.Load() && !s.mute.Load() {
 			s.mu.Lock()
 			defer s.mu.Unlock()
+			if s.hold {
+				s.held = append(s.held, n)
+				return
+			}
 			hear(n)
 		}
 	})
