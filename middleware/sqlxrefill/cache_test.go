@@ -1,0 +1,466 @@
+package sqlxrefill_test
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"reflect"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jmoiron/sqlx"
+
+	"github.com/refill-go/refill"
+	"github.com/refill-go/refill/middleware/sqlxrefill"
+)
+
+var oneRow = &table{columns: []string{"a", "b"}, rows: [][]driver.Value{{int64(1), "one"}, {int64(2), "two"}}}
+
+func TestOneQueryPerExpiry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := always(oneRow)
+		s.takes = 100 * time.Millisecond
+		db := cached(t, s, sqlxrefill.Config{})
+		for round := 1; round <= 3; round++ {
+			var wg sync.WaitGroup
+			for range 100 {
+				wg.Go(func() {
+					if got := mustGet[row](t, db, "q", 1); got != (row{1, "one"}) {
+						t.Errorf("got %v", got)
+					}
+				})
+				wg.Go(func() {
+					if got := mustSelect[row](t, db, "q", 1); !slices.Equal(got, []row{{1, "one"}, {2, "two"}}) {
+						t.Errorf("got %v", got)
+					}
+				})
+			}
+			wg.Wait()
+			if s.count() != 2*round { // one for Get, one for Select
+				t.Fatalf("round %d: %d queries", round, s.count())
+			}
+			time.Sleep(time.Minute)
+		}
+	})
+}
+
+func TestStaleIsServedWhileOneQueryRuns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := int64(0)
+		s := &source{takes: time.Second}
+		s.answer = func(string, []driver.NamedValue) (*table, error) {
+			n++
+			return &table{columns: []string{"n"}, rows: [][]driver.Value{{n}}}, nil
+		}
+		db := cached(t, s, sqlxrefill.Config{Config: refill.Config{TTL: time.Minute, Jitter: -1, StaleFor: time.Hour}})
+		mustGet[int](t, db, "q")
+		time.Sleep(2 * time.Minute)
+		began := time.Now()
+		for range 100 {
+			if got := mustGet[int](t, db, "q"); got != 1 {
+				t.Fatalf("got %d", got)
+			}
+		}
+		if time.Since(began) != 0 {
+			t.Errorf("a stale result took %v", time.Since(began))
+		}
+		time.Sleep(2 * time.Second)
+		if got := mustGet[int](t, db, "q"); got != 2 || s.count() != 2 {
+			t.Errorf("got %d after %d queries", got, s.count())
+		}
+	})
+}
+
+func TestAbsence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tab := &table{columns: []string{"a"}}
+		s := &source{answer: func(string, []driver.NamedValue) (*table, error) { return tab, nil }}
+		shared := refill.NewMemory()
+		cfg := sqlxrefill.Config{Config: refill.Config{TTL: time.Minute, Jitter: -1, NotFoundTTL: 5 * time.Second, Shared: shared}}
+		db, other := cached(t, s, cfg), cached(t, s, cfg)
+		for range 3 {
+			for _, db := range []*sqlxrefill.DB{db, other} {
+				n := 7
+				if err := db.GetContext(t.Context(), &n, "q"); !errors.Is(err, sql.ErrNoRows) || n != 7 {
+					t.Fatalf("%v, and dest is %d", err, n)
+				}
+			}
+		}
+		if s.count() != 1 {
+			t.Errorf("%d queries", s.count())
+		}
+		tab = &table{columns: []string{"a"}, rows: [][]driver.Value{{int64(3)}}}
+		time.Sleep(5*time.Second + 50*time.Millisecond) // and a tick of the Loader's coarse clock
+		if got := mustGet[int](t, db, "q"); got != 3 {
+			t.Errorf("got %d", got)
+		}
+	})
+}
+
+type driverError struct{ code int }
+
+func (e *driverError) Error() string { return fmt.Sprintf("fake: code %d", e.code) }
+
+// Wherever a query fails, all who wait get the driver's error, and the database is left alone for ErrorTTL.
+func TestErrorIsShared(t *testing.T) {
+	failure := &driverError{23}
+	one := [][]driver.Value{{int64(1)}}
+	for name, answer := range map[string]func() (*table, error){
+		"at once":        func() (*table, error) { return nil, failure },
+		"after rows":     func() (*table, error) { return &table{columns: []string{"a"}, err: failure, rows: nil}, nil },
+		"at the closing": func() (*table, error) { return &table{columns: []string{"a"}, rows: one, closeErr: failure}, nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := &source{takes: time.Second, answer: func(string, []driver.NamedValue) (*table, error) { return answer() }}
+				db := cached(t, s, sqlxrefill.Config{})
+				var wg sync.WaitGroup
+				for range 100 {
+					wg.Go(func() {
+						var n int
+						err := db.GetContext(t.Context(), &n, "SELECT a")
+						var load *refill.LoadError
+						var own *driverError
+						if !errors.As(err, &load) || !errors.As(err, &own) || own.code != 23 || !errors.Is(err, failure) {
+							t.Errorf("got %v", err)
+						}
+					})
+				}
+				wg.Wait()
+				var n int
+				if err := db.GetContext(t.Context(), &n, "SELECT a"); err == nil || !strings.Contains(err.Error(), failure.Error()) {
+					t.Errorf("in the back-off: %v", err)
+				}
+				if s.count() != 1 {
+					t.Errorf("%d queries", s.count())
+				}
+			})
+		})
+	}
+}
+
+func TestSelectFailsAfterRows(t *testing.T) {
+	failure := &driverError{1}
+	db := cached(t, always(&table{columns: []string{"a"}, rows: [][]driver.Value{{int64(1)}}, err: failure}), sqlxrefill.Config{})
+	got := []int{9}
+	if err := db.SelectContext(t.Context(), &got, "q"); !errors.Is(err, failure) || !slices.Equal(got, []int{9}) {
+		t.Errorf("%v, and dest is %v", err, got)
+	}
+	// A Get reads no further than its row, as sqlx's.
+	if n := mustGet[int](t, db, "q"); n != 1 {
+		t.Errorf("got %d", n)
+	}
+}
+
+func TestInvalidateAndExpire(t *testing.T) {
+	n := int64(0)
+	s := &source{}
+	s.answer = func(string, []driver.NamedValue) (*table, error) {
+		n++
+		return &table{columns: []string{"n"}, rows: [][]driver.Value{{n}}}, nil
+	}
+	db := cached(t, s, sqlxrefill.Config{})
+	read := func(want ...int) {
+		t.Helper()
+		got := append(mustSelect[int](t, db, "q", 5), mustGet[int](t, db, "q", 5), mustGet[int](t, db, "q", 6))
+		if !slices.Equal(got, want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+	}
+	read(1, 2, 3)
+	read(1, 2, 3)
+	if err := db.Invalidate(t.Context(), "q", int32(5)); err != nil {
+		t.Fatal(err)
+	}
+	read(4, 5, 3)
+	if err := db.Expire(t.Context(), "q", 5); err != nil { // without StaleFor this is Invalidate
+		t.Fatal(err)
+	}
+	read(6, 7, 3)
+	for _, err := range []error{db.Invalidate(t.Context(), ""), db.Expire(t.Context(), "q", make(chan int))} {
+		if !errors.Is(err, refill.ErrInvalid) {
+			t.Errorf("got %v", err)
+		}
+	}
+}
+
+// The next node gets what the first one read, with all its types, and asks the database nothing.
+func TestNodesShare(t *testing.T) {
+	for name, tab := range tables() {
+		s := always(tab)
+		cfg := sqlxrefill.Config{Config: refill.Config{TTL: time.Minute, Shared: refill.NewMemory()}}
+		one, other := cached(t, s, cfg), cached(t, s, cfg)
+		var a, b []any // any shows the type that the driver returned
+		errA := one.SelectContext(t.Context(), &a, "q")
+		errB := other.SelectContext(t.Context(), &b, "q")
+		if !reflect.DeepEqual(a, b) || fmt.Sprint(errA) != fmt.Sprint(errB) || s.count() != 1 {
+			t.Errorf("%s: %#v (%v) and %#v (%v), %d queries", name, a, errA, b, errB, s.count())
+		}
+	}
+}
+
+// A query ends with the last of its callers, not with the first.
+func TestQueryOutlivesItsCaller(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := always(oneRow)
+		s.takes = 2 * time.Second
+		db := cached(t, s, sqlxrefill.Config{})
+		impatient, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			var r row
+			if err := db.GetContext(impatient, &r, "q"); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("got %v", err)
+			}
+		})
+		synctest.Wait()
+		if got := mustGet[row](t, db, "q"); got != (row{1, "one"}) || s.count() != 1 {
+			t.Errorf("got %v after %d queries", got, s.count())
+		}
+		wg.Wait()
+	})
+}
+
+// What the caller does with its arguments after the call changes nothing about a query that still runs.
+func TestArgumentsAreCopied(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var sent []driver.NamedValue
+		s := &source{takes: time.Second}
+		s.answer = func(_ string, args []driver.NamedValue) (*table, error) { sent = args; return oneRow, nil }
+		db := cachedOver(t, (&slowConnect{s}).open(t), sqlxrefill.Config{})
+		text, blob, n := "x", []byte("abc"), 5
+		args := []any{&text, blob, sql.Named("n", &n), boxed{&n}}
+		var wg sync.WaitGroup
+		wg.Go(func() { // leads
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			defer cancel()
+			var r row
+			if err := db.GetContext(ctx, &r, "q", args...); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("got %v", err)
+			}
+			text, n, args[0] = "y", 6, "z"
+			copy(blob, "xyz")
+		})
+		synctest.Wait()
+		mustGet[row](t, db, "q", "x", []byte("abc"), sql.Named("n", 5), 5) // joins, and stays
+		wg.Wait()
+		if s.count() != 1 {
+			t.Errorf("%d queries", s.count())
+		}
+		want := []driver.NamedValue{
+			{Ordinal: 1, Value: "x"}, {Ordinal: 2, Value: []byte("abc")},
+			{Name: "n", Ordinal: 3, Value: int64(5)}, {Ordinal: 4, Value: int64(5)},
+		}
+		if !reflect.DeepEqual(sent, want) {
+			t.Errorf("sent %v", sent)
+		}
+	})
+}
+
+// slowConnect takes a second to connect, so that a query's arguments are looked at after its caller has gone.
+type slowConnect struct{ *source }
+
+func (s *slowConnect) Connect(context.Context) (driver.Conn, error) {
+	time.Sleep(time.Second)
+	return sourceConn{s.source}, nil
+}
+
+func (s *slowConnect) open(t testing.TB) *sqlx.DB {
+	db := sqlx.NewDb(sql.OpenDB(s), "fake")
+	t.Cleanup(func() { db.Close() })
+	return db
+}
+
+// boxed is a Valuer over something that can change.
+type boxed struct{ n *int }
+
+func (b boxed) Value() (driver.Value, error) { return int64(*b.n), nil }
+
+func TestLargeResultIsNotKept(t *testing.T) {
+	s := always(&table{columns: []string{"a"}, rows: [][]driver.Value{{strings.Repeat("x", 1000)}, {strings.Repeat("y", 1000)}}})
+	shared := refill.NewMemory()
+	small := cached(t, s, sqlxrefill.Config{MaxBytes: 2000, Config: refill.Config{TTL: time.Minute, Shared: shared}})
+	for i := 1; i <= 3; i++ {
+		if got := mustSelect[string](t, small, "q"); len(got) != 2 || s.count() != i {
+			t.Errorf("%d strings after %d queries", len(got), s.count())
+		}
+	}
+	for range 3 {
+		mustGet[string](t, small, "q") // its one row is below
+	}
+	if s.count() != 4 {
+		t.Errorf("%d queries", s.count())
+	}
+	for _, most := range []int{-1, 0, 3000} {
+		before := s.count()
+		db := cached(t, s, sqlxrefill.Config{MaxBytes: most})
+		mustSelect[string](t, db, "q")
+		mustSelect[string](t, db, "q")
+		if s.count() != before+1 {
+			t.Errorf("MaxBytes %d: %d queries", most, s.count()-before)
+		}
+	}
+}
+
+// keeper is a Scanner that breaks the rule: it keeps what it was lent, and scribbles on it.
+type keeper struct{ b []byte }
+
+func (k *keeper) Scan(src any) error { k.b = src.([]byte); return nil }
+
+func TestCallersDoNotShare(t *testing.T) {
+	s := always(&table{columns: []string{"a"}, rows: [][]driver.Value{{[]byte("abc")}}})
+	db := cached(t, s, sqlxrefill.Config{MaxBytes: 1 << 10})
+	for range 3 {
+		k := mustGet[keeper](t, db, "q")
+		b := mustGet[[]byte](t, db, "q")
+		l := mustSelect[[]byte](t, db, "q")
+		raw := mustSelect[sql.RawBytes](t, db, "q")
+		for _, got := range [][]byte{k.b, b, l[0], raw[0]} {
+			if string(got) != "abc" {
+				t.Fatalf("got %q", got)
+			}
+			copy(got, "xyz")
+		}
+	}
+}
+
+func TestBadInput(t *testing.T) {
+	s := always(oneRow)
+	db := cached(t, s, sqlxrefill.Config{})
+	var r row
+	var list []row
+	for want, err := range map[string]error{
+		"query: empty":  db.GetContext(t.Context(), &r, " \n"),
+		"query":         db.SelectContext(t.Context(), &list, ""),
+		"args[1]":       db.GetContext(t.Context(), &r, "q", 1, []int{1, 2}),
+		"args[0]":       db.SelectContext(t.Context(), &list, "q", sql.Out{Dest: new(int)}),
+		"broken valuer": db.GetContext(t.Context(), &r, "q", brokenValuer{}),
+	} {
+		if !errors.Is(err, refill.ErrInvalid) || !strings.Contains(err.Error(), want) {
+			t.Errorf("want %q: got %v", want, err)
+		}
+	}
+	if err := db.GetContext(t.Context(), r, "q"); err == nil || s.count() != 0 {
+		t.Errorf("%v, after %d queries", err, s.count())
+	}
+}
+
+type brokenValuer struct{}
+
+func (brokenValuer) Value() (driver.Value, error) { return nil, errors.New("broken valuer") }
+
+func TestWhatCannotBeCached(t *testing.T) {
+	for want, tab := range map[string]*table{
+		"returns no columns":       {},
+		`column "b": a []string c`: {columns: []string{"a", "b"}, rows: [][]driver.Value{{int64(1), []string{"x"}}}},
+	} {
+		db := cached(t, always(tab), sqlxrefill.Config{})
+		var list []any
+		err := db.SelectContext(t.Context(), &list, "q")
+		if !errors.Is(err, refill.ErrInvalid) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "DB()") {
+			t.Errorf("want %q: got %v", want, err)
+		}
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	db := always(oneRow).open(t)
+	for want, c := range map[string]struct {
+		db  *sqlx.DB
+		cfg sqlxrefill.Config
+	}{
+		"db: nil": {nil, sqlxrefill.Config{Config: refill.Config{TTL: time.Minute}}},
+		"db":      {&sqlx.DB{}, sqlxrefill.Config{Config: refill.Config{TTL: time.Minute}}},
+		"TTL":     {db, sqlxrefill.Config{}},
+		"name":    {db, sqlxrefill.Config{Name: "a b", Config: refill.Config{TTL: time.Minute}}},
+		"Codec":   {db, sqlxrefill.Config{Config: refill.Config{TTL: time.Minute, Codec: jsonLike{}}}},
+	} {
+		got, err := sqlxrefill.New(c.db, c.cfg)
+		if got != nil || !errors.Is(err, refill.ErrInvalid) || !strings.Contains(err.Error(), want) {
+			t.Errorf("want %q: got %v", want, err)
+		}
+	}
+}
+
+type jsonLike struct{ refill.Codec }
+
+// Close leaves nothing: the bubble of synctest fails on a goroutine that stays. The database is not ours to close.
+func TestClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := always(oneRow)
+		plain := s.open(t)
+		db := cachedOver(t, plain, sqlxrefill.Config{})
+		mustGet[row](t, db, "q")
+		if err := errors.Join(db.Close(), db.Close()); err != nil {
+			t.Fatal(err)
+		}
+		var r row
+		var list []row
+		for _, err := range []error{
+			db.GetContext(t.Context(), &r, "q"), db.SelectContext(t.Context(), &list, "q"),
+			db.GetContext(t.Context(), r, "q"), db.SelectContext(t.Context(), &r, "q"),
+			db.Invalidate(t.Context(), "q"), db.Expire(t.Context(), "q"),
+		} {
+			if !errors.Is(err, refill.ErrClosed) {
+				t.Errorf("got %v", err)
+			}
+		}
+		if err := db.DB().GetContext(t.Context(), &r, "q"); err != nil || db.DB() != plain {
+			t.Errorf("the database is gone: %v", err)
+		}
+	})
+}
+
+// A Close in the middle of reads: each is answered, or gets ErrClosed.
+func TestCloseWhileReading(t *testing.T) {
+	for range 20 {
+		db := cached(t, always(oneRow), sqlxrefill.Config{})
+		var wg sync.WaitGroup
+		for range 8 {
+			wg.Go(func() {
+				for {
+					var list []row
+					err := db.SelectContext(context.Background(), &list, "q")
+					if errors.Is(err, refill.ErrClosed) {
+						return
+					}
+					if err != nil || len(list) != 2 {
+						t.Errorf("%v, %v", list, err)
+						return
+					}
+				}
+			})
+		}
+		time.Sleep(time.Millisecond)
+		if err := db.Close(); err != nil {
+			t.Error(err)
+		}
+		wg.Wait()
+	}
+}
+
+func TestReadsLeaveNothingBehind(t *testing.T) {
+	db := cached(t, always(oneRow), sqlxrefill.Config{})
+	mustGet[row](t, db, "q")
+	mustSelect[row](t, db, "q")
+	before := runtime.NumGoroutine()
+	var bad int
+	for range 2000 {
+		mustGet[row](t, db, "q")
+		mustSelect[row](t, db, "q")
+		if err := db.GetContext(context.Background(), &bad, "q"); err == nil { // a failed scan gives its rows back, too
+			t.Fatal("two columns fit into an int")
+		}
+	}
+	if after := runtime.NumGoroutine(); after > before {
+		t.Errorf("%d goroutines before, %d after", before, after)
+	}
+}

@@ -1,0 +1,85 @@
+package sqlxrefill_test
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/jmoiron/sqlx"
+
+	"github.com/refill-go/refill"
+	"github.com/refill-go/refill/middleware/sqlxrefill"
+)
+
+// A product page read a thousand times a minute asks the database once a minute, on however many nodes.
+func Example() {
+	s := always(&table{columns: []string{"id", "name"}, rows: [][]driver.Value{{int64(42), "kettle"}}})
+	db := sqlx.NewDb(sql.OpenDB(s), "postgres") // in your program: sqlx.Connect
+	defer db.Close()
+
+	products, err := sqlxrefill.New(db, sqlxrefill.Config{
+		Name: "products",
+		Config: refill.Config{
+			TTL:      time.Minute,      // fresh for this long
+			StaleFor: 10 * time.Minute, // then served stale, while one node asks again
+			// Shared: goredis.New(rdb), one for the fleet
+		},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer products.Close()
+
+	ctx := context.Background()
+	const byID = `SELECT id, name FROM products WHERE id = $1`
+	var p struct {
+		ID   int
+		Name string
+	}
+	for range 1000 {
+		if err := products.GetContext(ctx, &p, byID, 42); err != nil {
+			log.Fatal(err)
+		}
+	}
+	fmt.Println(p.Name, "after", s.count(), "query")
+
+	// A write goes to the database. Once it is committed, the result is dropped on all nodes.
+	if err := products.Invalidate(ctx, byID, 42); err != nil {
+		log.Print(err)
+	}
+	if err := products.GetContext(ctx, &p, byID, 42); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(p.Name, "after", s.count(), "queries")
+	// Output:
+	// kettle after 1 query
+	// kettle after 2 queries
+}
+
+// An absent row is sql.ErrNoRows, as ever, and the absence is cached, too.
+func ExampleDB_GetContext_absent() {
+	s := always(&table{columns: []string{"name"}})
+	db := sqlx.NewDb(sql.OpenDB(s), "postgres")
+	defer db.Close()
+	products, err := sqlxrefill.New(db, sqlxrefill.Config{Config: refill.Config{TTL: time.Minute}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer products.Close()
+
+	for range 3 {
+		var name string
+		err := products.GetContext(context.Background(), &name, `SELECT name FROM products WHERE id = $1`, 7)
+		fmt.Println(errors.Is(err, sql.ErrNoRows))
+	}
+	fmt.Println(s.count(), "query")
+	// Output:
+	// true
+	// true
+	// true
+	// 1 query
+}

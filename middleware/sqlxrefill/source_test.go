@@ -1,0 +1,149 @@
+package sqlxrefill_test
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"io"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jmoiron/sqlx"
+
+	"github.com/refill-go/refill/middleware/sqlxrefill"
+)
+
+// source is a database in memory for these tests: it answers each query with what answer says, and counts them.
+type source struct {
+	answer func(query string, args []driver.NamedValue) (*table, error)
+	takes  time.Duration // per query, or until its ctx ends
+
+	mu      sync.Mutex
+	queries int
+}
+
+// table is what a query returns. err comes after its rows, closeErr when it is closed.
+type table struct {
+	columns  []string
+	rows     [][]driver.Value
+	err      error
+	closeErr error
+}
+
+// always answers every query with t.
+func always(t *table) *source {
+	return &source{answer: func(string, []driver.NamedValue) (*table, error) { return t, nil }}
+}
+
+// open returns a database over s that the test closes at its end.
+func (s *source) open(t testing.TB) *sqlx.DB {
+	db := sqlx.NewDb(sql.OpenDB(s), "fake")
+	t.Cleanup(func() { db.Close() })
+	return db
+}
+
+func (s *source) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.queries
+}
+
+func (s *source) Connect(context.Context) (driver.Conn, error) { return sourceConn{s}, nil }
+func (s *source) Driver() driver.Driver                        { return s }
+func (s *source) Open(string) (driver.Conn, error)             { return sourceConn{s}, nil }
+
+type sourceConn struct{ *source }
+
+func (sourceConn) Prepare(string) (driver.Stmt, error) { return nil, errors.New("fake: no statements") }
+func (sourceConn) Begin() (driver.Tx, error)           { return nil, errors.New("fake: no transactions") }
+func (sourceConn) Close() error                        { return nil }
+
+func (c sourceConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
+	c.mu.Lock()
+	c.queries++
+	c.mu.Unlock()
+	if c.takes > 0 {
+		select {
+		case <-time.After(c.takes):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	t, err := c.answer(query, args)
+	if err != nil {
+		return nil, err
+	}
+	return &tableRows{table: t}, nil
+}
+
+// CheckNamedValue lets uint64 through, as MySQL's driver does.
+func (c sourceConn) CheckNamedValue(v *driver.NamedValue) error {
+	if _, ok := v.Value.(uint64); ok {
+		return nil
+	}
+	return driver.ErrSkip
+}
+
+type tableRows struct {
+	*table
+	next int
+}
+
+func (r *tableRows) Columns() []string { return r.columns }
+func (r *tableRows) Close() error      { return r.closeErr }
+
+func (r *tableRows) Next(dest []driver.Value) error {
+	if r.next == len(r.rows) {
+		if r.err != nil {
+			return r.err
+		}
+		return io.EOF
+	}
+	copy(dest, r.rows[r.next])
+	r.next++
+	return nil
+}
+
+// cached returns a DB over s that the test closes at its end. A cfg without a TTL gets a minute, without jitter.
+func cached(t testing.TB, s *source, cfg sqlxrefill.Config) *sqlxrefill.DB {
+	return cachedOver(t, s.open(t), cfg)
+}
+
+func cachedOver(t testing.TB, db *sqlx.DB, cfg sqlxrefill.Config) *sqlxrefill.DB {
+	t.Helper()
+	if cfg.TTL == 0 {
+		cfg.TTL, cfg.Jitter = time.Minute, -1
+	}
+	c, err := sqlxrefill.New(db, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+	})
+	return c
+}
+
+// mustGet reads one value and fails the test on an error.
+func mustGet[T any](t testing.TB, db *sqlxrefill.DB, query string, args ...any) T {
+	t.Helper()
+	var v T
+	if err := db.GetContext(context.Background(), &v, query, args...); err != nil {
+		t.Fatalf("Get: %v", err)
+	}
+	return v
+}
+
+// mustSelect reads a list and fails the test on an error.
+func mustSelect[T any](t testing.TB, db *sqlxrefill.DB, query string, args ...any) []T {
+	t.Helper()
+	var v []T
+	if err := db.SelectContext(context.Background(), &v, query, args...); err != nil {
+		t.Fatalf("Select: %v", err)
+	}
+	return v
+}

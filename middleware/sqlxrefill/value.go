@@ -1,0 +1,313 @@
+package sqlxrefill
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"sync"
+	"time"
+)
+
+// What drivers return, one tag per Go type: a Scanner or a dest of type any sees the type, so it must survive. The first
+// group is what database/sql/driver asks of drivers, the second what some return nevertheless.
+const (
+	tagNil byte = iota
+	tagFalse
+	tagTrue
+	tagInt64
+	tagFloat64
+	tagString
+	tagBytes
+	tagNilBytes
+	tagUTC
+	tagTime
+
+	tagInt
+	tagInt8
+	tagInt16
+	tagInt32
+	tagUint
+	tagUint8
+	tagUint16
+	tagUint32
+	tagUint64
+	tagFloat32
+)
+
+// appendValue appends a driver value. What it appends is one to one, and never the beginning of another's: keys are made of
+// it, too.
+func appendValue(b []byte, v any) ([]byte, error) {
+	switch v := v.(type) {
+	case nil:
+		return append(b, tagNil), nil
+	case bool:
+		if v {
+			return append(b, tagTrue), nil
+		}
+		return append(b, tagFalse), nil
+	case float64:
+		return binary.BigEndian.AppendUint64(append(b, tagFloat64), math.Float64bits(v)), nil
+	case float32:
+		return binary.BigEndian.AppendUint32(append(b, tagFloat32), math.Float32bits(v)), nil
+	case string:
+		return appendString(append(b, tagString), v), nil
+	case []byte:
+		if v == nil {
+			return append(b, tagNilBytes), nil
+		}
+		return append(appendUint(append(b, tagBytes), len(v)), v...), nil
+	case time.Time:
+		return appendTime(b, v), nil
+	}
+	return appendInteger(b, v)
+}
+
+func appendInteger(b []byte, v any) ([]byte, error) {
+	switch v := v.(type) {
+	case int64:
+		return binary.AppendVarint(append(b, tagInt64), v), nil
+	case int:
+		return binary.AppendVarint(append(b, tagInt), int64(v)), nil
+	case int8:
+		return binary.AppendVarint(append(b, tagInt8), int64(v)), nil
+	case int16:
+		return binary.AppendVarint(append(b, tagInt16), int64(v)), nil
+	case int32:
+		return binary.AppendVarint(append(b, tagInt32), int64(v)), nil
+	case uint:
+		return binary.AppendUvarint(append(b, tagUint), uint64(v)), nil
+	case uint8:
+		return binary.AppendUvarint(append(b, tagUint8), uint64(v)), nil
+	case uint16:
+		return binary.AppendUvarint(append(b, tagUint16), uint64(v)), nil
+	case uint32:
+		return binary.AppendUvarint(append(b, tagUint32), uint64(v)), nil
+	case uint64:
+		return binary.AppendUvarint(append(b, tagUint64), v), nil
+	}
+	return b, fmt.Errorf("a %T cannot be cached", v)
+}
+
+const nameOfLocal = "Local"
+
+// appendTime appends a time with its zone: a caller that adds a day to it, or formats it, must not be able to tell.
+func appendTime(b []byte, t time.Time) []byte {
+	tag := tagTime
+	if t.Location() == time.UTC {
+		tag = tagUTC
+	}
+	b = binary.AppendVarint(append(b, tag), t.Unix())
+	b = binary.AppendUvarint(b, uint64(t.Nanosecond()))
+	if tag == tagUTC {
+		return b
+	}
+	name := t.Location().String()
+	if t.Location() == time.Local {
+		name = nameOfLocal // with TZ set, it is called after that
+	}
+	zone, offset := t.Zone()
+	b = appendString(appendString(b, name), zone)
+	return binary.AppendVarint(b, int64(offset))
+}
+
+func appendString(b []byte, s string) []byte { return append(appendUint(b, len(s)), s...) }
+func appendUint(b []byte, n int) []byte      { return binary.AppendUvarint(b, uint64(n)) }
+
+var errNotResult = errors.New("sqlxrefill: not an encoded result")
+
+// cursor reads values off the front of b. Past the end, or at what it does not know, it goes bad, and then reads zeros.
+type cursor struct {
+	b   []byte
+	bad bool
+
+	zone zone // of the last time: those of one result tend to share it
+}
+
+// zone is how a time reads, and where that is found on this node.
+type zone struct {
+	name, abbreviation string
+	offset             int64
+
+	known *time.Location // of that name; nil = unknown here
+	fixed *time.Location // the offset alone
+}
+
+func (c *cursor) fail() {
+	c.bad, c.b = true, nil
+}
+
+func (c *cursor) take(n int) []byte {
+	if n > len(c.b) {
+		c.fail()
+		return nil
+	}
+	f := c.b[:n:n]
+	c.b = c.b[n:]
+	return f
+}
+
+func (c *cursor) uint() uint64 {
+	v, n := binary.Uvarint(c.b)
+	if n <= 0 {
+		c.fail()
+		return 0
+	}
+	c.b = c.b[n:]
+	return v
+}
+
+func (c *cursor) int() int64 {
+	v, n := binary.Varint(c.b)
+	if n <= 0 {
+		c.fail()
+		return 0
+	}
+	c.b = c.b[n:]
+	return v
+}
+
+// count reads how many things of at least that many bytes follow. It cannot be more than there is room for, so that a bad
+// number does not ask for the memory of the machine.
+func (c *cursor) count(size int) int {
+	n := c.uint()
+	if n > uint64(len(c.b)/size) {
+		c.fail()
+		return 0
+	}
+	return int(n)
+}
+
+func (c *cursor) string() string { return string(c.take(c.count(1))) }
+
+func (c *cursor) value() any {
+	tag := c.take(1)
+	if tag == nil {
+		return nil
+	}
+	switch tag[0] {
+	case tagNil:
+		return nil
+	case tagFalse:
+		return false
+	case tagTrue:
+		return true
+	case tagFloat64:
+		if f := c.take(8); f != nil {
+			return math.Float64frombits(binary.BigEndian.Uint64(f))
+		}
+		return nil
+	case tagFloat32:
+		if f := c.take(4); f != nil {
+			return math.Float32frombits(binary.BigEndian.Uint32(f))
+		}
+		return nil
+	case tagString:
+		return c.string()
+	case tagBytes:
+		return append([]byte{}, c.take(c.count(1))...)
+	case tagNilBytes:
+		return []byte(nil)
+	case tagUTC:
+		return c.instant().UTC()
+	case tagTime:
+		return c.time()
+	}
+	return c.integer(tag[0])
+}
+
+func (c *cursor) integer(tag byte) any {
+	switch tag {
+	case tagInt64:
+		return c.int()
+	case tagInt:
+		return narrow[int](c, c.int())
+	case tagInt8:
+		return narrow[int8](c, c.int())
+	case tagInt16:
+		return narrow[int16](c, c.int())
+	case tagInt32:
+		return narrow[int32](c, c.int())
+	case tagUint:
+		return narrow[uint](c, c.uint())
+	case tagUint8:
+		return narrow[uint8](c, c.uint())
+	case tagUint16:
+		return narrow[uint16](c, c.uint())
+	case tagUint32:
+		return narrow[uint32](c, c.uint())
+	case tagUint64:
+		return c.uint()
+	}
+	c.fail()
+	return nil
+}
+
+// narrow returns n as a T, which it must fit: an int of another node may be wider than here.
+func narrow[T int | int8 | int16 | int32 | uint | uint8 | uint16 | uint32, N int64 | uint64](c *cursor, n N) T {
+	if N(T(n)) != n {
+		c.fail()
+	}
+	return T(n)
+}
+
+func (c *cursor) instant() time.Time {
+	seconds, nanos := c.int(), c.uint()
+	if nanos >= 1e9 {
+		c.fail()
+		return time.Time{}
+	}
+	return time.Unix(seconds, int64(nanos))
+}
+
+func (c *cursor) time() time.Time {
+	t := c.instant()
+	name, abbreviation, offset := c.string(), c.string(), c.int()
+	if c.bad {
+		return t
+	}
+	if z := &c.zone; z.fixed == nil || z.name != name || z.abbreviation != abbreviation || z.offset != offset {
+		c.zone = newZone(name, abbreviation, offset)
+	}
+	return c.zone.show(t)
+}
+
+func newZone(name, abbreviation string, offset int64) zone {
+	return zone{name, abbreviation, offset, knownZone(name), time.FixedZone(abbreviation, int(offset))}
+}
+
+// show makes t read as it did. This node may not know the zone, or have another one as its Local, or other rules for it: then
+// the offset as it was is what counts.
+func (z *zone) show(t time.Time) time.Time {
+	if z.known != nil {
+		in := t.In(z.known)
+		if abbreviation, offset := in.Zone(); abbreviation == z.abbreviation && int64(offset) == z.offset {
+			return in
+		}
+	}
+	return t.In(z.fixed)
+}
+
+// zones holds the locations that were loaded from disk, by name. The tz database bounds it.
+var zones sync.Map
+
+// knownZone returns nil for a name that says nothing. Those without a slash are what drivers call fixed offsets ("", "CET"):
+// the tz database has a few of them, too, with summer time.
+func knownZone(name string) *time.Location {
+	if name == nameOfLocal {
+		return time.Local
+	}
+	if !strings.Contains(name, "/") {
+		return nil
+	}
+	if known, ok := zones.Load(name); ok {
+		return known.(*time.Location)
+	}
+	loaded, err := time.LoadLocation(name)
+	if err != nil {
+		return nil
+	}
+	known, _ := zones.LoadOrStore(name, loaded)
+	return known.(*time.Location)
+}
