@@ -80,15 +80,26 @@ func (l *Loader[V]) recall(c *call[V]) (look, done bool) {
 		return true, false
 	}
 	now := l.now()
-	if !c.forced && e.life.inL1(now, e.hit.Load()) == Fresh { // a flight that ended a moment ago has put it there
+	switch f := e.life.inL1(now, e.hit.Load()); {
+	case c.forced:
+	case f == Fresh: // a flight that ended a moment ago has put it there
 		c.settle(answer[V]{entry: e, how: EventHit, err: e.err})
 		return false, true
+	case f == Stale:
+		l.serveStale(c, e)
 	}
 	c.seen = e.token
 	if e.life.at(now) <= Spare {
 		c.old = e
 	}
 	return e.life.at(now) == Fresh && !c.forced, false
+}
+
+// serveStale hands out a stale entry at once; from then on c is a refresh, if anybody is there to want one.
+func (l *Loader[V]) serveStale(c *call[V], e *entry[V]) {
+	if !c.behind && l.flights.stay(c) {
+		c.settle(answer[V]{entry: e, how: EventStale, err: e.err})
+	}
 }
 
 // look asks the store.
@@ -124,9 +135,7 @@ func (l *Loader[V]) take(c *call[V], record []byte, how EventKind) (done bool) {
 		e.retry.Store(l.now() + l.cfg.LockTTL.Microseconds()) // this flight is the refresh
 		l.keep(e, len(record))
 		c.old = e
-		if !c.behind && l.flights.stay(c) {
-			c.settle(answer[V]{entry: e, how: EventStale, err: e.err})
-		}
+		l.serveStale(c, e)
 	case f <= Spare:
 		c.old = e
 	}
@@ -371,9 +380,7 @@ func (l *Loader[V]) serveUnheard(c *call[V]) bool {
 		return true
 	case Stale:
 		c.old = e
-		if !c.behind && l.flights.stay(c) {
-			c.settle(answer[V]{entry: e, how: EventStale, err: e.err})
-		}
+		l.serveStale(c, e)
 	case Spare:
 		c.old = e
 	}
