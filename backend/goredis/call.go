@@ -1,0 +1,96 @@
+package goredis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// maxAbandoned is how many calls may be left behind before further ones fail at once.
+	maxAbandoned = 1000
+	// maxLate is how late a call may notice that its ctx was cancelled, where the deadline is obeyed to the moment.
+	maxLate = time.Second
+)
+
+var errAbandoned = errors.New("too many earlier calls still wait for a server that does not answer")
+
+// calls makes calls of a client, and counts those that were left behind. They end by the client's own time-outs.
+type calls struct {
+	refused   error // what Check reports: nothing is called
+	deadlines bool  // the client obeys the deadline of a ctx on its sockets: ContextTimeoutEnabled
+	abandoned atomic.Int64
+}
+
+// call runs f and returns when ctx ends, whatever f does. go-redis looks at a ctx before it uses a socket, but while it
+// does, at the deadline only, and only if it was told to. Every step of the Store goes through here.
+func call[T any](ctx context.Context, c *calls, step string, f func(context.Context) (T, error)) (T, error) {
+	var r T
+	if c.refused != nil {
+		return r, c.refused
+	}
+	err := ctx.Err()
+	switch {
+	case err != nil:
+	case c.inTime(ctx):
+		r, err = f(ctx)
+	case c.abandoned.Load() >= maxAbandoned:
+		err = errAbandoned
+	default:
+		r, err = aside(ctx, c, f)
+	}
+	if err == nil {
+		return r, nil
+	}
+	if end := ended(ctx); end != nil && !errors.Is(err, end) {
+		err = fmt.Errorf("%w (%w)", end, err)
+	}
+	return r, fmt.Errorf("goredis: %s: %w", step, err)
+}
+
+// ended is the error of a ctx that is over, also where its timer is about to say so: a socket's deadline may be faster.
+func ended(ctx context.Context) error {
+	if end, ok := ctx.Deadline(); ok && ctx.Err() == nil && !time.Now().Before(end) {
+		return context.DeadlineExceeded
+	}
+	return ctx.Err()
+}
+
+// inTime reports that the client itself returns when ctx ends, or soon after. That spares a goroutine, a third of the
+// time of a GET on loopback.
+func (c *calls) inTime(ctx context.Context) bool {
+	end, ok := ctx.Deadline()
+	return ok && c.deadlines && time.Until(end) <= maxLate
+}
+
+// aside runs f on a goroutine and waits for it until ctx ends.
+func aside[T any](ctx context.Context, c *calls, f func(context.Context) (T, error)) (T, error) {
+	type result struct {
+		value T
+		err   error
+	}
+	var parted atomic.Bool // set by whichever of the two is first at the parting; the other one settles the count
+	done := make(chan result, 1)
+	go func() {
+		v, err := f(ctx)
+		done <- result{v, err}
+		if parted.Swap(true) {
+			c.abandoned.Add(-1)
+		}
+	}()
+	select {
+	case r := <-done:
+		return r.value, r.err
+	case <-ctx.Done():
+	}
+	c.abandoned.Add(1)
+	if parted.Swap(true) {
+		c.abandoned.Add(-1)
+		r := <-done
+		return r.value, r.err
+	}
+	var none T
+	return none, ctx.Err()
+}

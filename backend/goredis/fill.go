@@ -1,0 +1,262 @@
+package goredis
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/refill-go/refill"
+)
+
+// This file is the steps of a fill, in their order: one command or one script each.
+
+var errReply = errors.New("the answer makes no sense")
+
+// Get implements refill.Store.
+func (s *Store) Get(ctx context.Context, key string) ([]byte, error) {
+	k, read := s.keys(key), s.get
+	if s.clock.due() {
+		read = s.getAndTime
+	}
+	return call(ctx, &s.calls, "get", func(ctx context.Context) ([]byte, error) {
+		record, err := read(ctx, k)
+		switch {
+		case errors.Is(err, redis.Nil), wrongType(err), len(record) == 0 && err == nil:
+			return nil, nil
+		}
+		return record, err
+	})
+}
+
+func (s *Store) get(ctx context.Context, k keys) ([]byte, error) {
+	return s.client.Get(ctx, k.value()).Bytes()
+}
+
+// getAndTime also reads the server's clock. On a Ring any shard answers that: the clocks of shards are taken to agree, as
+// they do where NTP runs.
+func (s *Store) getAndTime(ctx context.Context, k keys) ([]byte, error) {
+	p := s.client.Pipeline()
+	record, clock := p.Get(ctx, k.value()), p.Time(ctx)
+	sent := s.clock.elapsed()
+	_, err := p.Exec(ctx)
+	got := s.clock.elapsed()
+	switch server := clock.Val(); {
+	case clock.Err() != nil || server.IsZero():
+		s.clock.missed()
+	default:
+		s.clock.learn(sample{sent: sent, got: got, server: server})
+	}
+	if err != nil && record.Err() == nil && clock.Err() == nil {
+		return nil, err // a hook's
+	}
+	return record.Bytes()
+}
+
+// TryLease implements refill.Store. The plain command does nearly always; the script mends what it cannot.
+func (s *Store) TryLease(ctx context.Context, key, token string, ttl time.Duration, how refill.Ask) (refill.Lease, error) {
+	k := s.keys(key)
+	return call(ctx, &s.calls, "lease", func(ctx context.Context) (refill.Lease, error) {
+		if how == refill.AskForce {
+			return s.forceLease(ctx, k, token, ttl, how)
+		}
+		there, left, err := s.setLease(ctx, k, token, ttl, how)
+		switch {
+		case errors.Is(err, redis.Nil):
+			return refill.Lease{Won: true}, nil
+		case wrongType(err), err == nil && (there == "" || left < 0):
+			return s.forceLease(ctx, k, token, ttl, how)
+		case err != nil:
+			return refill.Lease{}, err
+		case there == token:
+			return refill.Lease{Won: true}, nil // the client tried before, and lost the answer
+		}
+		return heldLease(there, left, how), nil
+	})
+}
+
+// setLease sets the lease if there is none, and says what there was: redis.Nil for nothing. SetNX of go-redis must not
+// be used for this: when the client repeats a command whose answer was lost, it reports our own lease as another's.
+func (s *Store) setLease(
+	ctx context.Context, k keys, token string, ttl time.Duration, how refill.Ask,
+) (there string, left int64, err error) {
+	set := []any{"set", k.lease(), token, "nx", "get", "px", millis(ttl)}
+	if how == refill.AskOnce {
+		there, err = s.client.Do(ctx, set...).Text()
+		return there, 0, err
+	}
+	p := s.client.Pipeline()
+	old, life := p.Do(ctx, set...), p.Do(ctx, "pttl", k.lease())
+	_, failed := p.Exec(ctx)
+	if there, err = old.Text(); err != nil {
+		if old.Err() == nil && failed != nil {
+			err = failed // a hook's
+		}
+		return "", 0, err
+	}
+	left, err = life.Int64()
+	return there, left, err
+}
+
+// forceLease takes the lease also where it has no end or is of a foreign type, and, if asked to, where it is a back-off.
+func (s *Store) forceLease(
+	ctx context.Context, k keys, token string, ttl time.Duration, how refill.Ask,
+) (refill.Lease, error) {
+	force := "0"
+	if how == refill.AskForce {
+		force = "1"
+	}
+	reply, err := leaseScript.run(ctx, s.client, []string{k.lease()}, token, millis(ttl), force).Slice()
+	if err != nil {
+		return refill.Lease{}, err
+	}
+	if len(reply) == 1 {
+		return refill.Lease{Won: true}, nil
+	}
+	if len(reply) != 3 {
+		return refill.Lease{}, errReply
+	}
+	there, ok := reply[1].(string)
+	left, fine := reply[2].(int64)
+	if !ok || !fine {
+		return refill.Lease{}, errReply
+	}
+	return heldLease(there, left, how), nil
+}
+
+func heldLease(there string, left int64, how refill.Ask) (l refill.Lease) {
+	if failure, ok := strings.CutPrefix(there, "!"); ok {
+		l.Failure = failure
+	} else {
+		l.Holder = there
+	}
+	if how != refill.AskOnce {
+		l.Left = life(left)
+	}
+	return l
+}
+
+// life is what is left of something by its PTTL. Redis rounds down, and 0 would say that nobody asked.
+func life(pttl int64) time.Duration {
+	return time.Duration(max(pttl, 1)) * time.Millisecond
+}
+
+// Claim implements refill.Store.
+func (s *Store) Claim(ctx context.Context, key, token, seen string, ttl time.Duration) (refill.Claim, error) {
+	k := s.keys(key)
+	return call(ctx, &s.calls, "claim", func(ctx context.Context) (refill.Claim, error) {
+		sent := s.clock.elapsed()
+		reply, err := claimScript.run(ctx, s.client, k.fill(), token, s.channel(), key, seen, millis(ttl)).Slice()
+		if err != nil {
+			return refill.Claim{}, err
+		}
+		got := s.clock.elapsed()
+		c, err := claimOf(reply)
+		if err == nil {
+			s.clock.learn(sample{sent: sent, got: got, server: c.Now})
+		}
+		return c, err
+	})
+}
+
+func claimOf(reply []any) (c refill.Claim, err error) {
+	if len(reply) < 3 {
+		return c, errReply
+	}
+	state, ok := reply[0].(int64)
+	var number [2]int64
+	for i := range number {
+		text, _ := reply[1+i].(string)
+		number[i], err = strconv.ParseInt(text, 10, 64)
+		ok = ok && err == nil
+	}
+	c.State, c.Now = refill.ClaimState(state), time.Unix(number[0], number[1]*1000)
+	if c.State == refill.ClaimOther {
+		record, there := "", len(reply) > 3
+		if there {
+			record, there = reply[3].(string)
+		}
+		c.Record, ok = []byte(record), ok && there
+	}
+	if !ok {
+		return refill.Claim{}, errReply
+	}
+	return c, nil
+}
+
+// Renew implements refill.Store.
+func (s *Store) Renew(ctx context.Context, key, token string, ttl time.Duration) (mine bool, err error) {
+	k := s.keys(key)
+	return call(ctx, &s.spare, "renew", func(ctx context.Context) (bool, error) {
+		return s.hub.steady(ctx, k, func(c client) (bool, error) {
+			return renewScript.run(ctx, c, k.fill(), token, millis(ttl)).Bool()
+		})
+	})
+}
+
+// Publish implements refill.Store. A client that repeats it because the answer was lost is told PublishRefused.
+func (s *Store) Publish(ctx context.Context, p refill.Publication) (refill.Published, error) {
+	k := s.keys(p.Key)
+	record := string(p.Record) // a copy: a call that was left behind may still read it
+	s.hub.echo.expect(p.Key, p.Token)
+	state, err := call(ctx, &s.calls, "publish", func(ctx context.Context) (refill.Published, error) {
+		state, err := publishScript.run(ctx, s.client, k.fill(),
+			p.Token, s.channel(), p.Key, p.Replaced, record, millis(p.Keep), refill.MaxNoteRecord).Int()
+		return refill.Published(state), err
+	})
+	s.hub.echo.announced(p.Key, p.Token, err == nil && state != refill.PublishRefused)
+	return state, err
+}
+
+// Fail implements refill.Store.
+func (s *Store) Fail(ctx context.Context, key, token, failure string, ttl time.Duration) error {
+	var backOff int64
+	if ttl > 0 {
+		backOff = millis(ttl)
+	}
+	return s.end(ctx, "fail", failScript, key, token, failure, backOff)
+}
+
+// Release implements refill.Store.
+func (s *Store) Release(ctx context.Context, key, token string) error {
+	return s.end(ctx, "release", releaseScript, key, token)
+}
+
+// end runs a script that frees what a token has.
+func (s *Store) end(ctx context.Context, step string, x script, key, token string, more ...any) error {
+	k := s.keys(key)
+	_, err := call(ctx, &s.calls, step, func(ctx context.Context) (any, error) {
+		return x.run(ctx, s.client, k.fill(), append([]any{token, s.channel(), key}, more...)...).Result()
+	})
+	return err
+}
+
+// Invalidate implements refill.Store.
+func (s *Store) Invalidate(ctx context.Context, by string, keys ...string) error {
+	return s.void(ctx, "invalidate", invalidateScript, by, keys)
+}
+
+// Expire implements refill.Store.
+func (s *Store) Expire(ctx context.Context, by string, keys ...string) error {
+	return s.void(ctx, "expire", expireScript, by, keys)
+}
+
+// void runs a script for each key. One that fails does not keep the others from being voided.
+func (s *Store) void(ctx context.Context, step string, x script, by string, keys []string) error {
+	if len(keys) == 0 {
+		return nil
+	}
+	all := make([]invocation, len(keys))
+	for i, key := range keys {
+		all[i] = invocation{keys: s.keys(key).fill(), args: []any{by, s.channel(), key}}
+	}
+	s.hub.echo.expect(keys[0], by)
+	_, err := call(ctx, &s.calls, step, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, x.runMany(ctx, s.client, all)
+	})
+	s.hub.echo.announced(keys[0], by, err == nil)
+	return err
+}

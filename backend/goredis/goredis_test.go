@@ -1,0 +1,152 @@
+package goredis
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/refill-go/refill"
+)
+
+// embedded is a user's own type around a client.
+type embedded struct{ *redis.ClusterClient }
+
+func TestCheck(t *testing.T) {
+	const addr = "127.0.0.1:1"
+	single := redis.NewClient(&redis.Options{Addr: addr})
+	cluster := func(o redis.ClusterOptions) *redis.ClusterClient {
+		o.Addrs = []string{addr}
+		return redis.NewClusterClient(&o)
+	}
+	for _, c := range []struct {
+		name   string
+		client redis.UniversalClient
+		opts   []Option
+		want   string // "" = fine
+	}{
+		{"nil", nil, nil, "client: nil"},
+		{"typed nil", (*redis.Client)(nil), nil, "client: nil *redis.Client"},
+		{"typed nil cluster", (*redis.ClusterClient)(nil), nil, "client: nil *redis.ClusterClient"},
+		{"single", single, nil, ""},
+		{"cluster", cluster(redis.ClusterOptions{}), nil, ""},
+		{"ring", redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": addr}}), nil, ""},
+		{"sentinel", redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "m", SentinelAddrs: []string{addr}}), nil, ""},
+		{"ReadOnly", cluster(redis.ClusterOptions{ReadOnly: true}), nil, "ClusterOptions.ReadOnly"},
+		{"RouteByLatency", cluster(redis.ClusterOptions{RouteByLatency: true}), nil, "ClusterOptions.RouteByLatency"},
+		{"RouteRandomly", cluster(redis.ClusterOptions{RouteRandomly: true}), nil, "ClusterOptions.RouteRandomly"},
+		{"embedded", embedded{cluster(redis.ClusterOptions{ReadOnly: true})}, nil, "ClusterOptions.ReadOnly"},
+		{"prefix", single, []Option{Prefix("a.B_9-")}, ""},
+		{"empty prefix", single, []Option{Prefix("")}, `Prefix: ""`},
+		{"prefix with a brace", single, []Option{Prefix("a{b}")}, `Prefix: "a{b}"`},
+		{"prefix with a colon", single, []Option{Prefix("a:b")}, `Prefix: "a:b"`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if c.client != nil && !strings.Contains(c.name, "typed nil") {
+				defer c.client.Close()
+			}
+			s := New(c.client, c.opts...)
+			err := s.Check()
+			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+				t.Fatalf("got %v, want %q", err, c.want)
+			}
+			if err != nil {
+				refuses(t, s, err)
+			}
+		})
+	}
+}
+
+// refuses shows that a Store that Check refuses does nothing, and breaks nothing.
+func refuses(t *testing.T, s *Store, want error) {
+	t.Helper()
+	ctx := context.Background()
+	if _, err := s.Get(ctx, "product:42"); err != want {
+		t.Errorf("Get: %v", err)
+	}
+	if _, err := s.Renew(ctx, "product:42", "a#1", time.Second); err != want {
+		t.Errorf("Renew: %v", err)
+	}
+	if err := s.Invalidate(ctx, "a#1", "product:42"); err != want {
+		t.Errorf("Invalidate: %v", err)
+	}
+	s.Listen("product", func(refill.Note) { t.Error("heard something") })()
+	_, stop := s.Watch("product:42")
+	stop()
+	s.Now()
+}
+
+func TestMillisRoundsUp(t *testing.T) {
+	for d, want := range map[time.Duration]int64{
+		-time.Second: 1, 0: 1, 1: 1, time.Millisecond: 1, time.Millisecond + 1: 2, time.Second: 1000,
+	} {
+		if got := millis(d); got != want {
+			t.Errorf("%v: %d, want %d", d, got, want)
+		}
+	}
+}
+
+func TestDoubts(t *testing.T) {
+	for info, want := range map[string]string{
+		"# Server\r\nredis_version:7.0.15\r\nrole:master\r\nmaxmemory_policy:allkeys-lru\r\n": "",
+		"redis_version:8.2.0\r\n":            "",
+		"redis_version:6.2.14\r\n":           "Redis 6.2.14",
+		"redis_version:unstable\r\n":         "",
+		"redis_version:255.255.255\r\n":      "",
+		"role:slave\r\n":                     "replica",
+		"maxmemory_policy:volatile-ttl\r\n":  "volatile-ttl",
+		"maxmemory_policy:volatile-lru\r\n":  "",
+		"":                                   "",
+		"redis_version\r\nrole\r\n:\r\nx:y:": "",
+	} {
+		doubts := doubtsAbout(info)
+		if want == "" && len(doubts) != 0 || want != "" && (len(doubts) != 1 || !strings.Contains(doubts[0].Error(), want)) {
+			t.Errorf("%q: %v", info, doubts)
+		}
+	}
+}
+
+func TestRepliesThatMakeNoSense(t *testing.T) {
+	for _, reply := range [][]any{
+		nil, {}, {int64(0)}, {int64(0), "1"}, {"0", "1", "2"}, {int64(0), int64(1), "2"}, {int64(0), "x", "2"},
+		{int64(1), "1", "2"}, {int64(1), "1", "2", int64(3)},
+	} {
+		if c, err := claimOf(reply); err == nil {
+			t.Errorf("%v: %+v", reply, c)
+		}
+	}
+	c, err := claimOf([]any{int64(1), "1700000000", "000042", "record"})
+	if err != nil || c.State != refill.ClaimOther || string(c.Record) != "record" || c.Now.UnixMicro() != 1700000000000042 {
+		t.Errorf("%+v, %v", c, err)
+	}
+}
+
+// control tells a Sentinel client by what go-redis puts in the place of its address.
+func TestSentinelClientIsTold(t *testing.T) {
+	sentinel := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "m", SentinelAddrs: []string{"127.0.0.1:1"}})
+	defer sentinel.Close()
+	overSentinel := redis.NewFailoverClusterClient(&redis.FailoverOptions{MasterName: "m", SentinelAddrs: []string{"127.0.0.1:1"}})
+	defer overSentinel.Close()
+	single := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+	defer single.Close()
+	cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}})
+	defer cluster.Close()
+	for _, c := range []struct {
+		name string
+		user redis.UniversalClient
+		want bool // renewals use the given client
+	}{
+		{"sentinel", sentinel, true}, {"cluster over sentinel", overSentinel, true}, {"single", single, false}, {"cluster", cluster, false},
+	} {
+		control := newControl(t.Context(), c.user)
+		if got := control.forKey("k") == client(c.user); got != c.want {
+			t.Errorf("%s: %v", c.name, got)
+		}
+		if control.servers()[0] == client(c.user) {
+			t.Errorf("%s: the subscription uses the given client", c.name)
+		}
+		control.close()
+	}
+}

@@ -1,0 +1,17 @@
+-- KEYS: lock, fence. ARGV: token, ttl in ms, life of the fence in ms. Answers {1, fence} or {0, life of the holder's in ms}.
+local holder = redis.call('MGET', KEYS[1])[1]
+local own = holder == ARGV[1]
+if holder and holder ~= '' and not own then
+  local left = redis.call('PTTL', KEYS[1])
+  if left >= 0 then return {0, left} end
+end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+local fence = tonumber(redis.call('MGET', KEYS[2])[1] or '') or 0
+if not (fence >= 0 and fence < 9e15) then fence = 0 end -- foreign bytes
+if not own or fence == 0 then
+  -- At least the time in microseconds: so it rises even when the counter was lost or has ended.
+  local now = redis.call('TIME')
+  fence = math.max(fence + 1, now[1] * 1000000 + now[2])
+  redis.call('SET', KEYS[2], string.format('%.0f', fence), 'PX', ARGV[3])
+end
+return {1, string.format('%.0f', fence)}

@@ -1,0 +1,15 @@
+-- KEYS: value, lease, claim. ARGV: token, channel, key, token of the record replaced, record, ttl in ms, size up to
+-- which a record travels with its note. Answers a refill.Published.
+local there = redis.call('MGET', KEYS[2], KEYS[3])
+if there[2] ~= ARGV[1] then
+  if there[1] == ARGV[1] then
+    redis.call('DEL', KEYS[2])
+    announce(ARGV[2], 'r', ARGV[1], '', ARGV[3], '')
+  end
+  return 1
+end
+-- Free first: a full Redis refuses the SET, and must not keep everybody waiting for a lease that nobody holds.
+redis.call('DEL', KEYS[2], KEYS[3])
+local set = redis.pcall('SET', KEYS[1], ARGV[5], 'PX', ARGV[6])
+announce(ARGV[2], 'f', ARGV[1], ARGV[4], ARGV[3], #ARGV[5] <= tonumber(ARGV[7]) and ARGV[5] or '')
+return set.err and 2 or 0

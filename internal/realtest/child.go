@@ -1,0 +1,235 @@
+//go:build unix
+
+package realtest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// What tells a test binary that it is a child, and of whom.
+const (
+	envChild = "REFILL_REALTEST_CHILD"
+	envArgs  = "REFILL_REALTEST_ARGS"
+)
+
+// linesAhead is how many lines of a child may wait to be read; at one more the child waits.
+const linesAhead = 4096
+
+var (
+	children = map[string]ChildFunc{} // written before Main, only read after
+	mainRuns bool                     // Main was called in this process
+)
+
+// ChildFunc is what a child process does. args is what StartChild was given, as JSON. Every value given to out is one
+// that [Proc.Next] returns; out is for one goroutine at a time. ctx ends when the test asks for it with [Proc.Stop] or
+// is gone; a function that does not return within 5 s after that is ended. An error is printed, and makes the process
+// end with status 1.
+type ChildFunc func(ctx context.Context, args json.RawMessage, out *json.Encoder) error
+
+// Child registers fn under a name. Call it from an init function, or before [Main].
+func Child(name string, fn ChildFunc) {
+	if children[name] != nil {
+		panic("realtest: two children are called " + name)
+	}
+	children[name] = fn
+}
+
+// Main is what TestMain calls. In a child process it runs the child's function, elsewhere the tests; it does not return.
+func Main(m *testing.M) {
+	mainRuns = true
+	if name := os.Getenv(envChild); name != "" {
+		os.Exit(runChild(name))
+	}
+	os.Exit(m.Run())
+}
+
+// runChild runs the function called name and returns the status to end with.
+func runChild(name string) int {
+	flag.Parse() // testing.Short and its like panic without
+	out := json.NewEncoder(os.Stdout)
+	os.Stdout = os.Stderr // a stray print must not get between the lines
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin) // ends with Stop, or with the test binary
+		cancel()
+		time.Sleep(5 * time.Second)
+		fmt.Fprintf(os.Stderr, "realtest: the child %s does not heed its context\n", name)
+		os.Exit(2)
+	}()
+	fn := children[name]
+	if fn == nil {
+		fmt.Fprintf(os.Stderr, "realtest: no child is called %s\n", name)
+		return 2
+	}
+	if err := fn(ctx, json.RawMessage(os.Getenv(envArgs)), out); err != nil {
+		fmt.Fprintf(os.Stderr, "realtest: the child %s: %v\n", name, err)
+		return 1
+	}
+	return 0
+}
+
+// Proc is a child process that runs one function of the test binary.
+type Proc struct {
+	*Process
+
+	lines  chan json.RawMessage // closed at the end of the child's output
+	stdin  io.Closer            // closing it ends the child's context
+	stderr string               // file with what it printed
+	judged bool                 // how it ended is known to the test, or the test's own doing
+}
+
+// StartChild starts the function registered under name in a process of its own. args is given to it as JSON, 100 KB at
+// most. The child is killed at the end of the test; one that failed by itself before, or has found a data race, fails
+// the test.
+func StartChild(t testing.TB, name string, args any) *Proc {
+	t.Helper()
+	if !mainRuns || children[name] == nil {
+		t.Fatalf("realtest: TestMain has to call realtest.Main, after realtest.Child(%q, …)", name)
+	}
+	text, err := json.Marshal(args)
+	if err != nil {
+		t.Fatalf("realtest: arguments of the child %s: %v", name, err)
+	}
+	p := &Proc{lines: make(chan json.RawMessage, linesAhead), stderr: filepath.Join(t.TempDir(), "stderr")}
+	if err := p.start(t, name, string(text)); err != nil {
+		t.Fatalf("realtest: the child %s: %v", name, err)
+	}
+	t.Cleanup(p.cleanup)
+	return p
+}
+
+// start runs the test binary as a child.
+func (p *Proc) start(t testing.TB, name, args string) error {
+	cmd := exec.Command(os.Args[0], "-test.run=^$") // runs no test, should Main be missing after all
+	cmd.Env = append(os.Environ(), envChild+"="+name, envArgs+"="+args,
+		"GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0") // else the race detector takes a second to exit
+	stderr, err := os.Create(p.stderr)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = stderr.Close() }()
+	// Pipes of our own: those of exec.Cmd are closed at the end of the process, with lines still in them.
+	in, stdin, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = in.Close() }()
+	stdout, out, err := os.Pipe()
+	if err != nil {
+		return errors.Join(err, stdin.Close())
+	}
+	defer func() { _ = out.Close() }()
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, out, stderr
+	if p.Process, err = launch(t, name, cmd); err != nil {
+		return errors.Join(err, stdin.Close(), stdout.Close())
+	}
+	p.stdin = stdin
+	go p.read(stdout)
+	return nil
+}
+
+// read passes the child's lines on, to the end of its output.
+func (p *Proc) read(stdout io.ReadCloser) {
+	defer func() { _ = stdout.Close() }()
+	defer close(p.lines)
+	for dec := json.NewDecoder(stdout); ; {
+		var line json.RawMessage
+		if dec.Decode(&line) != nil {
+			return // the end, or a line cut short by Kill
+		}
+		p.lines <- line
+	}
+}
+
+// Next decodes the child's next line into v, and fails the test if none comes.
+func (p *Proc) Next(v any) {
+	p.t.Helper()
+	if !p.NextWithin(v, waitLimit) {
+		p.t.Fatalf("realtest: the child %s says nothing more\n%s", p.name, p.printed())
+	}
+}
+
+// NextWithin decodes the child's next line into v; false if none comes in d or the child's output has ended.
+func (p *Proc) NextWithin(v any, d time.Duration) bool {
+	p.t.Helper()
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case line, ok := <-p.lines:
+		if !ok {
+			return false
+		}
+		if err := json.Unmarshal(line, v); err != nil {
+			p.t.Fatalf("realtest: the child %s says %s: %v", p.name, line, err)
+		}
+		return true
+	case <-timer.C:
+		return false
+	}
+}
+
+// Stop ends the child's context and waits until it has ended; it returns what [Proc.Wait] does.
+func (p *Proc) Stop() error {
+	p.t.Helper()
+	_ = p.stdin.Close()
+	return p.Wait()
+}
+
+// Wait waits until the child has ended by itself, and returns an error if it failed, with what it printed.
+// Lines that nobody has read are still there for Next.
+func (p *Proc) Wait() error {
+	p.t.Helper()
+	select {
+	case <-p.ended:
+	case <-time.After(waitLimit):
+		p.t.Fatalf("realtest: the child %s does not end\n%s", p.name, p.printed())
+	}
+	p.judged = true
+	if p.err != nil {
+		return fmt.Errorf("the child %s: %w\n%s", p.name, p.err, p.printed())
+	}
+	return nil
+}
+
+// Kill ends the child as kill -9 does and returns when it is gone.
+func (p *Proc) Kill() {
+	p.t.Helper()
+	p.judged = p.judged || !p.gone()
+	p.Process.Kill()
+}
+
+// cleanup ends the child and reports what nobody has looked at.
+func (p *Proc) cleanup() {
+	p.Kill()
+	_ = p.stdin.Close()
+	for range p.lines { // lets read end
+	}
+	switch {
+	case strings.Contains(p.printed(), "WARNING: DATA RACE"):
+		p.t.Errorf("realtest: a data race in the child %s\n%s", p.name, p.printed())
+	case !p.judged && p.err != nil:
+		p.t.Errorf("realtest: the child %s failed: %v\n%s", p.name, p.err, p.printed())
+	case p.t.Failed():
+		p.t.Logf("realtest: the child %s printed:\n%s", p.name, p.printed())
+	}
+}
+
+// printed is what the child printed, but for its lines.
+func (p *Proc) printed() string {
+	text, err := os.ReadFile(p.stderr)
+	if err != nil {
+		return err.Error()
+	}
+	return string(lastLines(text, 200))
+}

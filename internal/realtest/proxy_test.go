@@ -1,0 +1,186 @@
+//go:build unix
+
+package realtest
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+)
+
+// talk is a connection that speaks Redis' protocol.
+type talk struct {
+	net.Conn
+	in *bufio.Reader
+}
+
+func dial(t *testing.T, addr string) talk {
+	t.Helper()
+	conn, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return talk{conn, bufio.NewReader(conn)}
+}
+
+// wire is a command as it is sent.
+func wire(words ...string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "*%d\r\n", len(words))
+	for _, w := range words {
+		fmt.Fprintf(&b, "$%d\r\n%s\r\n", len(w), w)
+	}
+	return b.String()
+}
+
+func (c talk) say(t *testing.T, text string) {
+	t.Helper()
+	if _, err := io.WriteString(c, text); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// hear returns the first line of the next reply.
+func (c talk) hear(within time.Duration) (string, error) {
+	_ = c.SetReadDeadline(time.Now().Add(within))
+	line, err := c.in.ReadString('\n')
+	return strings.TrimSpace(line), err
+}
+
+// works fails the test unless the connection carries a command and its reply.
+func (c talk) works(t *testing.T) {
+	t.Helper()
+	c.say(t, wire("PING"))
+	if pong, err := c.hear(waitLimit); pong != "+PONG" {
+		t.Fatalf("PING is answered by %q, %v", pong, err)
+	}
+}
+
+func TestProxyLosesAReply(t *testing.T) {
+	for _, pieces := range []int{1, 2} {
+		t.Run(fmt.Sprint(pieces, " pieces"), func(t *testing.T) {
+			server := miniredis.RunT(t)
+			p := StartProxy(t, server.Addr())
+			c, other := dial(t, p.Addr()), dial(t, p.Addr())
+			c.works(t)
+
+			lost := p.LoseReply("incr")
+			other.works(t) // not the request that is meant
+			text := wire("INCR", "n")
+			c.say(t, text[:len(text)/pieces])
+			if pieces > 1 {
+				other.works(t)
+				c.say(t, text[len(text)/pieces:])
+			}
+			if line, err := c.hear(waitLimit); !errors.Is(err, syscall.ECONNRESET) {
+				t.Fatalf("the reply that was to be lost is %q, %v", line, err)
+			}
+			<-lost
+			if n, err := server.Get("n"); n != "1" {
+				t.Errorf("the request was carried out %q times, %v", n, err)
+			}
+			other.works(t) // only one connection is cut, and only once
+			other.say(t, wire("INCR", "n"))
+			if line, err := other.hear(waitLimit); line != ":2" {
+				t.Errorf("the second INCR is answered by %q, %v", line, err)
+			}
+		})
+	}
+}
+
+func TestProxyDelays(t *testing.T) {
+	p := StartProxy(t, miniredis.RunT(t).Addr())
+	c := dial(t, p.Addr())
+	c.works(t)
+	p.Delay(50 * time.Millisecond)
+	began := time.Now()
+	c.works(t)
+	if took := time.Since(began); took < 50*time.Millisecond {
+		t.Errorf("a reply delayed by 50 ms arrives after %v", took)
+	}
+	p.Delay(time.Hour)
+	c.say(t, wire("PING")) // Cleanup has to end the wait
+}
+
+func TestProxyBlackHole(t *testing.T) {
+	p := StartProxy(t, miniredis.RunT(t).Addr())
+	old := dial(t, p.Addr())
+	old.works(t)
+	p.BlackHole()
+	young := dial(t, p.Addr())
+	for _, c := range []talk{old, young} {
+		c.say(t, wire("PING"))
+		if line, err := c.hear(20 * time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("a black hole answers %q, %v", line, err)
+		}
+	}
+	p.Heal()
+	for _, c := range []talk{old, young} {
+		if line, err := c.hear(waitLimit); line != "+PONG" {
+			t.Errorf("after Heal: %q, %v", line, err)
+		}
+	}
+	p.BlackHole()
+	young.say(t, wire("PING")) // Cleanup has to end this too
+}
+
+func TestProxyResetsAndRefuses(t *testing.T) {
+	p := StartProxy(t, miniredis.RunT(t).Addr())
+	c := dial(t, p.Addr())
+	c.works(t)
+	p.Reset()
+	if line, err := c.hear(waitLimit); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("after Reset: %q, %v", line, err)
+	}
+	c = dial(t, p.Addr())
+	c.works(t)
+	p.Refuse()
+	if line, err := c.hear(waitLimit); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("after Refuse: %q, %v", line, err)
+	}
+	if _, err := net.Dial("tcp", p.Addr()); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("a new connection after Refuse: %v", err)
+	}
+	p.Heal()
+	dial(t, p.Addr()).works(t)
+}
+
+func TestProxyWithoutServer(t *testing.T) {
+	p := StartProxy(t, loopback(freePort(t)))
+	conn, err := net.Dial("tcp", p.Addr())
+	if err == nil { // the proxy may be faster than Dial
+		t.Cleanup(func() { _ = conn.Close() })
+		_, err = conn.Read(make([]byte, 1))
+	}
+	if !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("a proxy without a server says %v", err)
+	}
+}
+
+func TestProxyBeforeRealRedis(t *testing.T) {
+	r := StartRedis(t)
+	p := StartProxy(t, r.Addr())
+	c := dial(t, p.Addr())
+	c.works(t)
+	lost := p.LoseReply("INCR")
+	c.say(t, wire("incr", "n"))
+	<-lost
+	if line, err := c.hear(waitLimit); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the reply that was to be lost is %q, %v", line, err)
+	}
+	c = dial(t, p.Addr())
+	c.say(t, wire("INCR", "n"))
+	if line, err := c.hear(waitLimit); line != ":2" {
+		t.Errorf("INCR after an INCR whose reply was lost: %q, %v", line, err)
+	}
+}

@@ -1,0 +1,211 @@
+//go:build unix
+
+package realtest
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Redis is a redis-server of one test: on a port of its own, without persistence, with DEBUG allowed.
+type Redis struct {
+	*Process // of now: Restart starts another
+
+	t    testing.TB
+	path string   // of the program
+	args []string // as given to StartRedis
+	dir  string
+	port int
+}
+
+// errPortTaken says that somebody else was faster.
+var errPortTaken = errors.New("the port is taken")
+
+// StartRedis starts a redis-server and returns when it answers. args go to it after those of this package, so that they
+// win over them. It ends with the test.
+func StartRedis(t testing.TB, args ...string) *Redis {
+	t.Helper()
+	r := &Redis{t: t, path: program(t, "redis-server"), args: args, dir: t.TempDir()}
+	t.Cleanup(func() {
+		if r.Process != nil {
+			r.Kill()
+		}
+		if t.Failed() {
+			t.Logf("realtest: the log of redis-server on %s:\n%s", r.Addr(), r.log())
+		}
+	})
+	for range 20 {
+		r.port = freePort(t)
+		err := r.start()
+		if err == nil {
+			return r
+		}
+		if !errors.Is(err, errPortTaken) {
+			t.Fatalf("realtest: redis-server: %v", err)
+		}
+	}
+	t.Fatalf("realtest: redis-server: %v, twenty times over", errPortTaken)
+	return nil
+}
+
+// Addr is where the server listens, as "host:port". It stays the same over Restart.
+func (r *Redis) Addr() string { return loopback(r.port) }
+
+// Restart kills the server, if it runs, and starts it again on the same port, empty.
+func (r *Redis) Restart() {
+	r.t.Helper()
+	r.Kill()
+	var err error
+	if !eventually(func() bool { err = r.start(); return !errors.Is(err, errPortTaken) }) || err != nil {
+		r.t.Fatalf("realtest: redis-server again on %s: %v", r.Addr(), err)
+	}
+}
+
+// Commandstats says how often each command was called since the start, or since ResetStats: by its name in lower case
+// ("set", "evalsha", "cluster|slots"), commands called by scripts included. The calls of this package are left out.
+func (r *Redis) Commandstats(t testing.TB) map[string]int64 {
+	t.Helper()
+	info, err := r.ask("INFO commandstats")
+	if err != nil {
+		t.Fatalf("realtest: INFO commandstats: %v", err)
+	}
+	calls := map[string]int64{}
+	for line := range strings.Lines(info) {
+		// cmdstat_set:calls=2,usec=11,usec_per_call=5.50,…
+		name, figures, ok := strings.Cut(strings.TrimPrefix(line, "cmdstat_"), ":calls=")
+		if !ok {
+			continue
+		}
+		first, _, _ := strings.Cut(figures, ",")
+		if calls[name], err = strconv.ParseInt(first, 10, 64); err != nil {
+			t.Fatalf("realtest: INFO commandstats: %q: %v", line, err)
+		}
+	}
+	delete(calls, "info")
+	delete(calls, "config|resetstat")
+	return calls
+}
+
+// ResetStats sets the figures of Commandstats to zero.
+func (r *Redis) ResetStats(t testing.TB) {
+	t.Helper()
+	if _, err := r.ask("CONFIG RESETSTAT"); err != nil {
+		t.Fatalf("realtest: CONFIG RESETSTAT: %v", err)
+	}
+}
+
+// start runs the program on r.port and waits until it answers.
+func (r *Redis) start() error {
+	out, err := os.Create(filepath.Join(r.dir, "log"))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = out.Close() }() // the server has its own handle
+	cmd := exec.Command(r.path, append([]string{
+		"--port", strconv.Itoa(r.port), "--bind", "127.0.0.1", "--dir", r.dir,
+		"--save", "", "--appendonly", "no", "--enable-debug-command", "local",
+	}, r.args...)...)
+	cmd.Stdout, cmd.Stderr = out, out
+	p, err := launch(r.t, "redis-server", cmd)
+	if err != nil {
+		return err
+	}
+	r.Process = p
+	answers := eventually(func() bool { return p.gone() || r.answers() })
+	switch {
+	case p.gone() && strings.Contains(r.log(), "Address already in use"):
+		return errPortTaken
+	case p.gone():
+		return fmt.Errorf("it ended at once: %w\n%s", p.err, r.log())
+	case !answers:
+		return fmt.Errorf("no answer in %v\n%s", waitLimit, r.log())
+	}
+	return nil
+}
+
+// answers says whether our server is the one that answers: while it finds its port taken, it is another's.
+func (r *Redis) answers() bool {
+	if pong, err := r.ask("PING"); err != nil || pong != "PONG" {
+		return false
+	}
+	info, err := r.ask("INFO server")
+	return err == nil && strings.Contains(info, fmt.Sprintf("process_id:%d\r\n", r.Pid()))
+}
+
+// ask sends one command, a line of Redis' inline protocol, on a connection of its own. A client library would greet the
+// server first, and the greeting would be counted.
+func (r *Redis) ask(command string) (string, error) {
+	conn, err := net.DialTimeout("tcp", r.Addr(), waitLimit)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = conn.Close() }()
+	if err := conn.SetDeadline(time.Now().Add(waitLimit)); err != nil {
+		return "", err
+	}
+	if _, err := io.WriteString(conn, command+"\r\n"); err != nil {
+		return "", err
+	}
+	in := bufio.NewReader(conn)
+	line, err := in.ReadString('\n')
+	if err != nil {
+		return "", err
+	}
+	kind, rest := line[0], strings.TrimSpace(line[1:])
+	switch kind {
+	case '+', ':':
+		return rest, nil
+	case '$':
+		n, err := strconv.Atoi(rest)
+		if err != nil || n < 0 {
+			return "", fmt.Errorf("the server answers %q", line)
+		}
+		text := make([]byte, n)
+		_, err = io.ReadFull(in, text)
+		return string(text), err
+	default:
+		return "", fmt.Errorf("the server answers %q", line)
+	}
+}
+
+// log is the end of what the server wrote.
+func (r *Redis) log() string {
+	text, err := os.ReadFile(filepath.Join(r.dir, "log"))
+	if err != nil {
+		return err.Error()
+	}
+	return string(lastLines(text, 20))
+}
+
+// program finds a server's program, and ends the test where there is none.
+func program(t testing.TB, name string) string {
+	t.Helper()
+	path, err := exec.LookPath(name)
+	switch {
+	case err == nil:
+		return path
+	case os.Getenv("REFILL_NO_SKIP") == "1":
+		t.Fatalf("%s is not installed, and REFILL_NO_SKIP=1 forbids to skip what needs it", name)
+	default:
+		t.Skipf("%s is not installed: `make test` installs it where it can", name)
+	}
+	return ""
+}
+
+// lastLines is the end of text.
+func lastLines(text []byte, n int) []byte {
+	text = bytes.TrimRight(text, "\n")
+	lines := bytes.Split(text, []byte("\n"))
+	return bytes.Join(lines[max(0, len(lines)-n):], []byte("\n"))
+}
