@@ -471,6 +471,11 @@ func TestFill(t *testing.T) {
 				f.SetTTL(time.Hour)
 			case "stale":
 				f.SetStaleFor(time.Hour)
+			case "spare":
+				f.SetStaleIfError(time.Hour)
+				if n > 3 {
+					return "", errDown
+				}
 			case "over":
 				f.SetTTL(-time.Second)
 			case "never":
@@ -481,7 +486,7 @@ func TestFill(t *testing.T) {
 		shared := refill.NewMemory()
 		l := node(t, load, refill.Config{TTL: time.Second, Jitter: -1, Shared: shared})
 		other := node(t, load, refill.Config{TTL: time.Second, Jitter: -1, Shared: shared})
-		long, stale := get(t, l, "long"), get(t, l, "stale")
+		long, stale, spare := get(t, l, "long"), get(t, l, "stale"), get(t, l, "spare")
 		kept.NoStore() // too late
 		time.Sleep(30 * time.Minute)
 		if v := get(t, other, "long"); v != long {
@@ -489,6 +494,9 @@ func TestFill(t *testing.T) {
 		}
 		if r, err := other.GetResult(t.Context(), "stale"); err != nil || r.Value != stale || r.Outcome != refill.EventStale {
 			t.Errorf("own StaleFor: %+v, %v", r, err)
+		}
+		if r, err := other.GetResult(t.Context(), "spare"); err != nil || r.Value != spare || r.Outcome != refill.EventStaleOnError {
+			t.Errorf("own StaleIfError: %+v, %v", r, err)
 		}
 		time.Sleep(ms)
 		for _, key := range []string{"never", "over"} {

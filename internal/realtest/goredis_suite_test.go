@@ -1,0 +1,272 @@
+//go:build unix
+
+package realtest_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/refill-go/refill/backend/goredis"
+	"github.com/refill-go/refill/internal/realtest"
+	"github.com/refill-go/refill/refilltest"
+)
+
+// A goredisWorld is some servers, and clients of them. All cases of a suite share it, each under a prefix of its own.
+type goredisWorld struct {
+	servers []*goredisServer
+	client  func(t testing.TB) redis.UniversalClient
+	pass    func(time.Duration)
+	count   atomic.Int64 // of prefixes
+}
+
+type goredisServer struct{ *realtest.Redis }
+
+func (r *goredisServer) do(t testing.TB, args ...any) any {
+	t.Helper()
+	c := redis.NewClient(&redis.Options{Addr: r.Addr(), PoolSize: 1})
+	defer c.Close()
+	reply, err := c.Do(context.Background(), args...).Result()
+	if err != nil {
+		t.Fatal(args, err)
+	}
+	return reply
+}
+
+// connections are those of a server, but for the one that asks.
+func (r *goredisServer) connections(t testing.TB) int {
+	list, _ := r.do(t, "client", "list").(string)
+	return strings.Count(list, "\n") - 1
+}
+
+// goredisWorlds are the topologies that goredis works over.
+var goredisWorlds = map[string]func(t testing.TB) *goredisWorld{
+	"single":    func(t testing.TB) *goredisWorld { return overSingle(t, redis.Options{}) },
+	"deadlines": func(t testing.TB) *goredisWorld { return overSingle(t, redis.Options{ContextTimeoutEnabled: true}) },
+	"resp2":     func(t testing.TB) *goredisWorld { return overSingle(t, redis.Options{Protocol: 2}) },
+	"hidden":    overHidden,
+	"cluster":   overCluster,
+	"ring":      overRing,
+}
+
+func overSingle(t testing.TB, o redis.Options) *goredisWorld {
+	server := realtest.StartRedis(t)
+	o.Addr = server.Addr()
+	return &goredisWorld{
+		servers: []*goredisServer{{server}},
+		client:  func(testing.TB) redis.UniversalClient { return redis.NewClient(&o) },
+	}
+}
+
+// hidden hides what kind of client it is.
+type hidden struct{ redis.UniversalClient }
+
+func overHidden(t testing.TB) *goredisWorld {
+	w := overSingle(t, redis.Options{})
+	open := w.client
+	w.client = func(t testing.TB) redis.UniversalClient { return hidden{open(t)} }
+	return w
+}
+
+func overCluster(t testing.TB) *goredisWorld {
+	server := realtest.StartRedis(t, "--cluster-enabled", "yes")
+	w := &goredisWorld{servers: []*goredisServer{{server}}}
+	w.servers[0].do(t, "cluster", "addslotsrange", 0, 16383)
+	eventually(t, "the cluster is up", func() bool {
+		info, _ := w.servers[0].do(t, "cluster", "info").(string)
+		return strings.Contains(info, "cluster_state:ok")
+	})
+	w.client = func(testing.TB) redis.UniversalClient {
+		return redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{server.Addr()}})
+	}
+	return w
+}
+
+func overRing(t testing.TB) *goredisWorld {
+	addrs, servers := map[string]string{}, []*goredisServer{}
+	for i := range 3 {
+		server := realtest.StartRedis(t)
+		addrs[fmt.Sprint("shard", i)] = server.Addr()
+		servers = append(servers, &goredisServer{server})
+	}
+	return &goredisWorld{servers: servers, client: func(testing.TB) redis.UniversalClient {
+		return redis.NewRing(&redis.RingOptions{Addrs: addrs})
+	}}
+}
+
+// overMiniredis needs no network, so it may live in a bubble. Time passes there by hand.
+func overMiniredis(t testing.TB) *goredisWorld {
+	server := miniredis.NewMiniRedis()
+	t.Cleanup(server.Close)
+	dial := func(context.Context, string, string) (net.Conn, error) { return server.Dial() }
+	return &goredisWorld{pass: server.FastForward, client: func(testing.TB) redis.UniversalClient {
+		return redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379", Dialer: dial}) // an empty one is looked up
+	}}
+}
+
+// full lets nobody SET: for a script, a server that has no room. (A full Redis 7.0 itself lets a script go on writing that
+// has deleted something before.)
+func (w *goredisWorld) full(t testing.TB, full bool) {
+	right := "+set"
+	if full {
+		right = "-set"
+	}
+	for _, server := range w.servers {
+		server.do(t, "acl", "setuser", "default", right)
+	}
+}
+
+func (w *goredisWorld) open(t testing.TB) redis.UniversalClient {
+	c := w.client(t)
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func (w *goredisWorld) stores(t testing.TB) refilltest.StoreWorld {
+	a, ctx, prefix := w.open(t), context.Background(), w.prefix()
+	names := map[refilltest.Part]string{refilltest.PartLease: "/lease", refilltest.PartClaim: "/claim"}
+	must := func(cmd redis.Cmder) {
+		t.Helper()
+		if err := cmd.Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	world := refilltest.StoreWorld{
+		A: goredis.New(a, prefix.option()), B: goredis.New(w.open(t), prefix.option()), Pass: w.pass,
+		Plant: func(key string, p refilltest.Part, data string) { must(a.Set(ctx, prefix.key(key, names[p]), data, 0)) },
+		Garble: func(key string, p refilltest.Part) {
+			must(a.Del(ctx, prefix.key(key, names[p])))
+			must(a.RPush(ctx, prefix.key(key, names[p]), "garbage"))
+		},
+	}
+	if w.servers != nil {
+		world.Silence, world.Break = w.silence, func() { w.cut(t) }
+		world.Full = func(full bool) { w.full(t, full) }
+	}
+	return world
+}
+
+func (w *goredisWorld) locks(t testing.TB) refilltest.LockWorld {
+	a, prefix := w.open(t), w.prefix()
+	world := refilltest.LockWorld{
+		A: goredis.New(a, prefix.option()), B: goredis.New(w.open(t), prefix.option()), Pass: w.pass,
+		Delete: func(key string) { a.Del(context.Background(), prefix.key(key, "/lock")) },
+	}
+	if w.servers != nil {
+		world.Silence, world.Break = w.silence, func() { w.cut(t) }
+	}
+	return world
+}
+
+// silence makes the servers keep their connections and answer nothing.
+func (w *goredisWorld) silence(silent bool) {
+	for _, server := range w.servers {
+		if silent {
+			server.Freeze()
+		} else {
+			server.Thaw()
+		}
+	}
+}
+
+// cut cuts all subscriptions.
+func (w *goredisWorld) cut(t testing.TB) {
+	for _, server := range w.servers {
+		server.do(t, "client", "kill", "type", "pubsub")
+	}
+}
+
+func (w *goredisWorld) prefix() goredisPrefix {
+	return goredisPrefix(fmt.Sprint("case-", w.count.Add(1)))
+}
+
+type goredisPrefix string
+
+func (p goredisPrefix) option() goredis.Option { return goredis.Prefix(string(p)) }
+
+// key is the key format, written down a second time on purpose.
+func (p goredisPrefix) key(full, part string) string {
+	name, key, _ := strings.Cut(full, ":")
+	hash := uint32(2166136261)
+	for i := range len(full) {
+		hash = (hash ^ uint32(full[i])) * 16777619
+	}
+	return fmt.Sprintf("%s:{%d}:%s%s:%s", p, hash%1024, name, part, key)
+}
+
+func TestGoredisStore(t *testing.T) {
+	for name, make := range goredisWorlds {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := make(t)
+			refilltest.TestStore(t, refilltest.StoreHarness{World: w.stores})
+		})
+	}
+}
+
+func TestGoredisLocks(t *testing.T) {
+	for name, make := range goredisWorlds {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := make(t)
+			refilltest.TestLockDriver(t, refilltest.LockHarness{World: w.locks})
+		})
+	}
+}
+
+// In a bubble the least goroutine or timer that is left behind is a failure.
+func TestGoredisInABubble(t *testing.T) {
+	refilltest.TestStore(t, refilltest.StoreHarness{Bubble: true, World: func(t testing.TB) refilltest.StoreWorld {
+		return overMiniredis(t).stores(t)
+	}})
+	refilltest.TestLockDriver(t, refilltest.LockHarness{Bubble: true, World: func(t testing.TB) refilltest.LockWorld {
+		return overMiniredis(t).locks(t)
+	}})
+}
+
+func eventually(t testing.TB, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !is(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited in vain until %s", what)
+		}
+	}
+}
+
+// startSentinel starts a sentinel that watches one master, "m".
+func startSentinel(t testing.TB, host, port string) (addr string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr = l.Addr().String()
+	l.Close()
+	_, own, _ := strings.Cut(addr, ":")
+	config := filepath.Join(t.TempDir(), "sentinel.conf")
+	text := fmt.Sprintf("port %s\nbind 127.0.0.1\nsentinel monitor m %s %s 1\nsentinel down-after-milliseconds m 500\nsentinel failover-timeout m 3000\n", own, host, port)
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("redis-server", config, "--sentinel")
+	if err := cmd.Start(); err != nil {
+		t.Skip("redis-server is not installed")
+	}
+	t.Cleanup(func() {
+		if err := cmd.Process.Kill(); err != nil {
+			t.Error(err)
+		}
+		_ = cmd.Wait() // killed
+	})
+	return addr
+}
