@@ -1,0 +1,91 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/jmoiron/sqlx"
+	_ "github.com/lib/pq"
+	_ "modernc.org/sqlite"
+)
+
+// poolSize is how many queries the database answers at a time. The others queue for a connection, as they do in life.
+const poolSize = 50
+
+// rig sits between database/sql and the real driver, so that the nodes see an ordinary *sqlx.DB. It counts every query,
+// and makes queries slow, or fail, when a scene says so.
+type rig struct {
+	driver  driver.Driver
+	dsn     string
+	queries atomic.Int64
+	delay   atomic.Int64 // a sleep before every query, in ns: the only thing here that is not real
+	down    atomic.Bool  // queries fail after the delay
+}
+
+func (r *rig) Driver() driver.Driver { return r.driver }
+
+func (r *rig) Connect(context.Context) (driver.Conn, error) {
+	conn, err := r.driver.Open(r.dsn)
+	if err != nil {
+		return nil, err
+	}
+	return &riggedConn{conn, r}, nil
+}
+
+type riggedConn struct {
+	driver.Conn
+	rig *rig
+}
+
+var errDown = errors.New("the database is down")
+
+// QueryContext is what every SELECT goes through; the sleep keeps the connection busy, as a slow query would.
+func (c *riggedConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
+	c.rig.queries.Add(1)
+	if err := pause(ctx, time.Duration(c.rig.delay.Load())); err != nil {
+		return nil, err
+	}
+	if c.rig.down.Load() {
+		return nil, errDown
+	}
+	return c.Conn.(driver.QueryerContext).QueryContext(ctx, query, args)
+}
+
+// openDatabase opens a database that hangs on a rig. The DSN is postgres://… or SQLite's; none is a SQLite database in
+// memory, which is gone with its last connection.
+func openDatabase(dsn string) (*sqlx.DB, *rig, error) {
+	name := "postgres"
+	if !strings.HasPrefix(dsn, "postgres://") {
+		name, dsn = "sqlite", cmp.Or(dsn, "file:/refill-quickstart?vfs=memdb")
+	}
+	direct, err := sql.Open(name, dsn)
+	if err != nil {
+		return nil, nil, err
+	}
+	r := &rig{driver: direct.Driver(), dsn: dsn}
+	db := sqlx.NewDb(sql.OpenDB(r), name)
+	db.SetMaxOpenConns(poolSize)
+	db.SetMaxIdleConns(poolSize)
+	return db, r, direct.Close() // direct has never connected
+}
+
+// dropTable and createTable are all the writing that this program does to a database.
+func dropTable(db *sqlx.DB) error {
+	_, err := db.Exec(`DROP TABLE IF EXISTS refill_quickstart`)
+	return err
+}
+
+func createTable(db *sqlx.DB) error {
+	if err := dropTable(db); err != nil {
+		return err
+	}
+	_, create := db.Exec(`CREATE TABLE refill_quickstart (id INTEGER PRIMARY KEY, name VARCHAR(40), cents INTEGER)`)
+	_, insert := db.Exec(`INSERT INTO refill_quickstart VALUES (42, 'kettle', 2490)`)
+	return errors.Join(create, insert)
+}

@@ -1,0 +1,42 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"time"
+
+	"github.com/jmoiron/sqlx"
+	"github.com/redis/go-redis/v9"
+)
+
+// plainNode is a node without refill: the cache-aside that everybody writes. It is correct, and it is the stampede: from
+// the moment the entry expires until the first query has come back, every request runs a query of its own.
+type plainNode struct {
+	rdb   redis.UniversalClient
+	db    *sqlx.DB
+	ttl   time.Duration
+	tally *tally
+}
+
+func (n *plainNode) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	p, err := n.get(r.Context(), r.PathValue("id"))
+	answer(w, p, err)
+}
+
+func (n *plainNode) get(ctx context.Context, id string) (p product, err error) {
+	if cached, err := n.rdb.Get(ctx, plainKey(id)).Bytes(); err == nil && json.Unmarshal(cached, &p) == nil {
+		n.tally.fresh.Add(1)
+		return p, nil
+	}
+	if p, err = loadProduct(ctx, n.db, id); err != nil {
+		return p, err
+	}
+	n.tally.waited.Add(1)
+	if b, err := json.Marshal(p); err == nil {
+		n.rdb.Set(ctx, plainKey(id), b, n.ttl) // an error leaves the cache as it is: the next request tries again
+	}
+	return p, nil
+}
+
+func plainKey(id string) string { return "quickstart:plain:" + id }

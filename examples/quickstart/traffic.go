@@ -1,0 +1,70 @@
+package main
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/refill-go/refill"
+)
+
+// tally counts how the requests of a fleet were answered.
+type tally struct{ fresh, stale, waited atomic.Int64 }
+
+// onEvent is Config.OnEvent: one event of the first group per Get. Get's errors are counted by the client.
+func (t *tally) onEvent(e refill.Event) {
+	switch e.Kind {
+	case refill.EventHit, refill.EventShared: // from memory, or from Redis
+		t.fresh.Add(1)
+	case refill.EventStale, refill.EventStaleOnError:
+		t.stale.Add(1)
+	case refill.EventLed, refill.EventJoined, refill.EventWaited: // for the database: own load, a neighbour's, another node's
+		t.waited.Add(1)
+	}
+}
+
+// report is what a volley of requests has met.
+type report struct {
+	requests, failed, queries, fresh, stale, waited int64
+	p50, p99                                        time.Duration
+}
+
+// fire sends n requests to the nodes in turn, evenly spread over a time, or all at once.
+func fire(ctx context.Context, client *http.Client, urls []string, n int, over time.Duration) report {
+	took := make([]time.Duration, n)
+	var failed atomic.Int64
+	var all sync.WaitGroup
+	began := time.Now()
+	for i := range n {
+		all.Go(func() {
+			// Measured from when the request was due, so that what queues in this program counts, too.
+			due := began.Add(over * time.Duration(i) / time.Duration(n))
+			if pause(ctx, time.Until(due)) != nil || !ok(ctx, client, urls[i%len(urls)]) {
+				failed.Add(1)
+			}
+			took[i] = time.Since(due)
+		})
+	}
+	all.Wait()
+	slices.Sort(took)
+	return report{requests: int64(n), failed: failed.Load(), p50: took[n/2], p99: took[n*99/100]}
+}
+
+// ok reports whether a request was answered with a product.
+func ok(ctx context.Context, client *http.Client, url string) bool {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return false
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return false
+	}
+	defer response.Body.Close()
+	_, err = io.Copy(io.Discard, response.Body) // to the end, so that the connection is used again
+	return err == nil && response.StatusCode == http.StatusOK
+}
