@@ -21,9 +21,10 @@ type Fill struct {
 
 // terms are what one value gets instead of what the Config says.
 type terms struct {
-	ttl, staleFor, staleIfError  time.Duration
-	ownTTL, ownStale, ownIfError bool
-	noStore                      bool
+	ttl, staleFor time.Duration
+	ownTTL        bool
+	ownStale      bool
+	noStore       bool
 }
 
 type fillKey struct{}
@@ -51,11 +52,6 @@ func (f *Fill) SetTTL(d time.Duration) {
 // SetStaleFor gives this value a StaleFor of its own, in place of Config.StaleFor. Below zero is zero.
 func (f *Fill) SetStaleFor(d time.Duration) {
 	f.set(func(t *terms) { t.staleFor, t.ownStale = min(max(d, 0), maxSpan), true })
-}
-
-// SetStaleIfError gives this value a StaleIfError of its own, in place of Config.StaleIfError. Below zero is zero.
-func (f *Fill) SetStaleIfError(d time.Duration) {
-	f.set(func(t *terms) { t.staleIfError, t.ownIfError = min(max(d, 0), maxSpan), true })
 }
 
 // NoStore keeps this value out of the store and of L1. Those who wait for it in this process get it; on other nodes one

@@ -180,8 +180,11 @@ func (l *Locker) Lock(ctx context.Context, key string) (*Lock, error) {
 	// Watch before the first try: a release between a failed try and a later Watch would wake nobody.
 	wake, stop := l.driver.Watch(l.name + ":" + key)
 	defer stop()
-	for {
+	for waited := false; ; waited = true {
 		lock, left, err := l.try(ctx, key)
+		if err != nil && ctx.Err() != nil && waited {
+			return nil, errors.Join(ErrLocked, ctx.Err())
+		}
 		if !errors.Is(err, ErrLocked) {
 			return lock, err
 		}
@@ -190,12 +193,8 @@ func (l *Locker) Lock(ctx context.Context, key string) (*Lock, error) {
 		case <-wake:
 		case <-timer.C:
 		case <-ctx.Done():
-			err = errors.Join(ErrLocked, ctx.Err())
 		}
 		timer.Stop()
-		if ctx.Err() != nil {
-			return nil, err
-		}
 	}
 }
 
@@ -242,14 +241,7 @@ func (l *Locker) held(key, token string, fence uint64, asked time.Time) *Lock {
 	k.lease = hold(asked, l.cfg.TTL, l.cfg.StoreTimeout, func(ctx context.Context) (bool, error) {
 		return l.driver.Extend(ctx, key, token, l.cfg.TTL)
 	})
-	go func() {
-		<-k.lease.stopped
-		select {
-		case <-k.lease.lost:
-			k.cancel(ErrLost)
-		default: // released
-		}
-	}()
+	go k.watch()
 	return k
 }
 
@@ -265,6 +257,17 @@ type Lock struct {
 
 	once sync.Once
 	err  error // of Release, written within once
+}
+
+// watch ends the lock's context with its lease: with ErrLost, or without a cause after Release.
+func (k *Lock) watch() {
+	<-k.lease.stopped
+	select {
+	case <-k.lease.lost:
+		k.cancel(ErrLost)
+	default:
+		k.cancel(nil)
+	}
 }
 
 // Token is the random name of this holder, as it stands in the store.
@@ -291,7 +294,7 @@ func (k *Lock) Until() time.Time { return *k.lease.until.Load() }
 func (k *Lock) Release(ctx context.Context) error {
 	k.once.Do(func() {
 		k.lease.end()
-		k.cancel(nil)
+		<-k.ctx.Done()
 		mine, err := k.locker.unlock(k.key, k.token)
 		switch {
 		case err != nil:

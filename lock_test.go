@@ -122,7 +122,7 @@ func TestLockWaitsForCtxOnly(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer k.Release(t.Context())
+		defer func() { _ = k.Release(t.Context()) }()
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
 		began := time.Now()

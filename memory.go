@@ -17,7 +17,8 @@ type Memory struct {
 	cells     map[string]*cell
 	locks     map[string]*memoryLock
 	listeners map[*memoryListener]struct{}
-	limit     int // of cells; beyond it, what is over goes first, then any value
+	fence     uint64 // of the last lock taken, of whatever key: so it rises for each
+	limit     int    // of cells; beyond it values go
 }
 
 // cell is all that stands under one key.
@@ -160,7 +161,7 @@ func (m *Memory) Renew(ctx context.Context, key, token string, ttl time.Duration
 // Publish implements Store.
 func (m *Memory) Publish(ctx context.Context, p Publication) (state Published, err error) {
 	err = m.act(ctx, p.Key, func(c *cell, now time.Time) {
-		if c.claim.data != p.Token {
+		if c.claim.data != p.Token || p.Token == "" {
 			state = PublishRefused
 			m.release(c, p.Key, p.Token)
 			return
@@ -178,11 +179,10 @@ func (m *Memory) Publish(ctx context.Context, p Publication) (state Published, e
 // Fail implements Store.
 func (m *Memory) Fail(ctx context.Context, key, token, failure string, ttl time.Duration) error {
 	return m.act(ctx, key, func(c *cell, now time.Time) {
-		if c.lease.data != token && c.claim.data != token {
+		if !c.free(token) {
 			return
 		}
-		c.claim, c.lease = timed{}, timed{}
-		if ttl > 0 {
+		if ttl > 0 && c.lease.data == "" { // another's lease stands: whoever took over tries for himself
 			c.lease = timed{"!" + failure, now.Add(ttl)}
 		}
 		m.announce(Note{Kind: NoteFailed, Key: key, Token: token, Failure: failure})
@@ -195,16 +195,19 @@ func (m *Memory) Release(ctx context.Context, key, token string) error {
 }
 
 func (m *Memory) release(c *cell, key, token string) {
-	if c.lease.data != token && c.claim.data != token {
-		return
+	if c.free(token) {
+		m.announce(Note{Kind: NoteReleased, Key: key, Token: token})
 	}
-	if c.lease.data == token {
-		c.lease = timed{}
+}
+
+// free clears lease and claim, each if it is the token's, and reports whether one was.
+func (c *cell) free(token string) (had bool) {
+	for _, t := range [...]*timed{&c.lease, &c.claim} {
+		if token != "" && t.data == token {
+			*t, had = timed{}, true
+		}
 	}
-	if c.claim.data == token {
-		c.claim = timed{}
-	}
-	m.announce(Note{Kind: NoteReleased, Key: key, Token: token})
+	return had
 }
 
 // Invalidate implements Store.
@@ -299,11 +302,11 @@ func ring(bell chan struct{}) {
 
 type memoryLock struct {
 	holder   timed
-	fence    uint64 // never goes back: the entry stays while the process lives
+	fence    uint64
 	watchers map[chan struct{}]struct{}
 }
 
-// lock runs a step on the lock of key.
+// lock runs a step on the lock of key, and drops it when there is nothing left of it.
 func (m *Memory) lock(key string, step func(k *memoryLock, now time.Time)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -315,6 +318,9 @@ func (m *Memory) lock(key string, step func(k *memoryLock, now time.Time)) {
 	now := m.Now()
 	k.holder.live(now)
 	step(k, now)
+	if k.holder.data == "" && len(k.watchers) == 0 {
+		delete(m.locks, key)
+	}
 }
 
 // TryLock implements LockDriver.
@@ -325,7 +331,8 @@ func (m *Memory) TryLock(ctx context.Context, key, token string, ttl time.Durati
 	m.lock(key, func(k *memoryLock, now time.Time) {
 		switch k.holder.data {
 		case "":
-			k.fence++
+			m.fence++
+			k.fence = m.fence
 			fallthrough
 		case token:
 			k.holder = timed{token, now.Add(ttl)}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"hash/crc32"
 	"math"
+	"slices"
 	"time"
 )
 
@@ -59,13 +60,20 @@ var (
 )
 
 // Append appends the record's bytes to b. It fails where a field does not fit the layout: an empty token or one above
-// 255 bytes, a kind above 65,535.
+// 255 bytes, a kind above 65,535, a negative span, a time before 1970.
 func (r *Record) Append(b []byte) ([]byte, error) {
 	if r.Token == "" || len(r.Token) > maxTokenBytes {
 		return b, invalid("Token", "%d bytes, must be 1 to %d", len(r.Token), maxTokenBytes)
 	}
 	if len(r.Kind) > math.MaxUint16 {
 		return b, invalid("Kind", "%d bytes, at most %d", len(r.Kind), math.MaxUint16)
+	}
+	times := [...]int64{
+		micros(r.LoadBegan), micros(r.FreshUntil),
+		r.StaleFor.Microseconds(), r.StaleIfError.Microseconds(), r.LoadTook.Microseconds(),
+	}
+	if expired := micros(r.ExpiredAt); min(slices.Min(times[:]), expired) < 0 {
+		return b, invalid("Record", "a time before 1970 or a negative span")
 	}
 	start := len(b)
 	b = append(b, recordMagic...)
@@ -78,10 +86,7 @@ func (r *Record) Append(b []byte) ([]byte, error) {
 		flags |= flagNotFound
 	}
 	b = append(b, flags)
-	for _, n := range [...]int64{
-		micros(r.LoadBegan), micros(r.FreshUntil),
-		r.StaleFor.Microseconds(), r.StaleIfError.Microseconds(), r.LoadTook.Microseconds(),
-	} {
+	for _, n := range times {
 		b = binary.BigEndian.AppendUint64(b, uint64(n))
 	}
 	b = binary.BigEndian.AppendUint16(b, uint16(len(r.Kind)))

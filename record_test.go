@@ -89,7 +89,9 @@ func TestDecodeRecordIsStrict(t *testing.T) {
 			t.Errorf("cut at %d, and nobody noticed", n)
 		}
 	}
-	for _, r := range []Record{{}, {Token: strings.Repeat("t", 256)}, {Token: "t", Kind: strings.Repeat("k", 1<<16)}} {
+	for _, r := range []Record{{}, {Token: strings.Repeat("t", 256)}, {Token: "t", Kind: strings.Repeat("k", 1<<16)},
+		{Token: "t", StaleFor: -1000}, {Token: "t", LoadBegan: time.UnixMicro(-5)},
+	} {
 		if _, err := r.Append(nil); err == nil {
 			t.Errorf("token of %d, kind of %d bytes accepted", len(r.Token), len(r.Kind))
 		}

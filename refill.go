@@ -590,9 +590,6 @@ func (l *Loader[V]) plan(rec *Record, r loaded[V]) {
 	if r.terms.ownStale {
 		rec.StaleFor = r.terms.staleFor
 	}
-	if r.terms.ownIfError {
-		rec.StaleIfError = r.terms.staleIfError
-	}
 	if r.err != nil { // an absence is an answer for a while, never a stale one
 		rec.NotFound, ttl, rec.StaleFor, rec.StaleIfError = true, l.cfg.NotFoundTTL, 0, 0
 	}

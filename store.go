@@ -48,9 +48,9 @@ type Store interface {
 	// before it stores, so that a full store still lets the waiters go.
 	Publish(ctx context.Context, p Publication) (Published, error)
 
-	// Fail ends a fill that has no result: if claim or lease are the token's, it frees them and leaves failure in
-	// the place of the lease for ttl (0 = leaves nothing): a back-off is a lease that nobody holds. It announces
-	// failed.
+	// Fail ends a fill that has no result: it frees lease and claim, each if it is the token's, and leaves failure in
+	// the place of the lease for ttl (0 = leaves nothing), unless another has it: a back-off is a lease that nobody
+	// holds. It announces failed, if one was the token's.
 	Fail(ctx context.Context, key, token, failure string, ttl time.Duration) error
 
 	// Release frees lease and claim, each if it is the token's, and announces released if one was.
@@ -66,7 +66,7 @@ type Store interface {
 
 	// Listen calls hear for every announcement about keys of this name, one after the other, and for the state of
 	// the subscription itself: NoteUp once nothing can be missed any more, NoteDown as soon as something may have
-	// been. hear must not block. stop ends it and returns when hear runs no more.
+	// been. hear must not block. stop ends it and returns when hear runs no more; it must not be called from hear.
 	Listen(name string, hear func(Note)) (stop func())
 
 	// Now is the store's clock, the one that Claim reads, as well as this process knows it without asking. It

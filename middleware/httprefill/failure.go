@@ -1,0 +1,63 @@
+package httprefill
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/refill-go/refill"
+)
+
+// failure is a failed load: what others than the one that the handler ran for get to know of it. Other nodes read it
+// out of its text.
+type failure struct {
+	status   int    // 5xx
+	personal bool   // the request had credentials: the failure may be theirs
+	detail   string // for Config.OnEvent; may have several lines, of which the first travels
+}
+
+const failureMark = "httprefill: status "
+
+func (f *failure) Error() string {
+	text := failureMark + strconv.Itoa(f.status)
+	if f.personal {
+		text += " personal"
+	}
+	if f.detail != "" {
+		text += ": " + f.detail
+	}
+	return text
+}
+
+// failureOf reads what a load, here or on another node, failed with.
+func failureOf(e *refill.LoadError) failure {
+	if own := (*failure)(nil); errors.As(e.Err, &own) {
+		return *own
+	}
+	if e.Timeout {
+		return failure{status: http.StatusGatewayTimeout}
+	}
+	f := failure{status: http.StatusInternalServerError}
+	if text, ok := strings.CutPrefix(e.Err.Error(), failureMark); ok {
+		text, _, _ = strings.Cut(text, ":")
+		number, credentials, _ := strings.Cut(text, " ")
+		if n, err := strconv.Atoi(number); err == nil && n >= 500 && n <= 599 {
+			f.status = n
+		}
+		f.personal = credentials == "personal"
+	}
+	return f
+}
+
+// answerBare answers with a status and nothing that a handler wrote.
+func answerBare(w http.ResponseWriter, status int, retryAfter time.Duration) {
+	h := w.Header()
+	if retryAfter > 0 {
+		h.Set("Retry-After", strconv.FormatInt(int64((retryAfter+time.Second-1)/time.Second), 10))
+	}
+	h.Set("Cache-Control", "no-store")
+	http.Error(w, fmt.Sprintf("%d %s", status, http.StatusText(status)), status)
+}

@@ -1,0 +1,253 @@
+package httprefill
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// This file decides from a status and a header whether a response may be shared, and for how long: pure functions, now is
+// an argument. In doubt it may not.
+
+// verdict is the judgement on one response.
+type verdict struct {
+	kind kind
+	why  error // not shared: the reason; failed: a *failure
+
+	// Of a shared response.
+	lifetime time.Duration // from when it was generated
+	age      time.Duration // how old it was when it reached us
+	staleFor time.Duration // after that
+	open     class         // requests with these credentials may have it, too
+	strict   bool          // never to be served stale
+
+	once bool // apart: the next response to the same request may be another case, whatever its header says
+}
+
+type kind uint8
+
+const (
+	apart  kind = iota // for the request that it was made for, and nobody else
+	shared             // for all, and for the store
+	failed             // an error, which all share: no response
+)
+
+func notShared(format string, args ...any) verdict {
+	return verdict{why: fmt.Errorf(format, args...)}
+}
+
+// terms are what the Config says about lifetimes.
+type terms struct {
+	most     time.Duration // bound for lifetime less age
+	staleFor time.Duration // where the response does not say
+}
+
+// cacheable are the statuses that may be shared if the response says how long.
+var cacheable = [...]int{
+	http.StatusOK, http.StatusNonAuthoritativeInfo, http.StatusNoContent, http.StatusMovedPermanently,
+	http.StatusPermanentRedirect, http.StatusNotFound, http.StatusGone,
+}
+
+// judge judges a response to a request of class c.
+func judge(status int, h http.Header, c class, t terms, now time.Time) verdict {
+	if status >= 500 {
+		return verdict{kind: failed, why: &failure{status: status, personal: c != 0}}
+	}
+	if !slices.Contains(cacheable[:], status) {
+		return notShared("status %d", status)
+	}
+	if v := bound(h); v != "" {
+		return notShared("%s", v)
+	}
+	cc := parseCacheControl(h["Cache-Control"])
+	if cc.forbids {
+		return notShared("Cache-Control: %s", strings.Join(h["Cache-Control"], ", "))
+	}
+	v := verdict{kind: shared, age: ageOf(h, now), open: cc.opens(), strict: cc.strict}
+	if c&^v.open != 0 {
+		return notShared("the request had credentials, and the response is not public")
+	}
+	v.lifetime = min(cc.lifetime(h, now), v.age+t.most)
+	if v.lifetime <= v.age {
+		return notShared("no explicit lifetime that is left")
+	}
+	switch {
+	case cc.strict:
+	case cc.hasSWR:
+		v.staleFor = cc.swr
+	case !cc.hasSMaxAge: // s-maxage implies proxy-revalidate, unless the response itself says otherwise
+		v.staleFor = t.staleFor
+	}
+	return v
+}
+
+// bound names what binds a response to the request it was made for, whatever its Cache-Control says.
+func bound(h http.Header) string {
+	for _, name := range [...]string{
+		"Set-Cookie", "Set-Cookie2", "Vary", "Content-Encoding", "Content-Range", "Upgrade", "Trailer",
+		"Transfer-Encoding",
+	} {
+		if len(h[name]) > 0 {
+			return name
+		}
+	}
+	for _, origin := range h["Access-Control-Allow-Origin"] {
+		if origin != "*" {
+			return "Access-Control-Allow-Origin"
+		}
+	}
+	for _, kind := range h["Content-Type"] {
+		kind = strings.ToLower(kind)
+		if strings.Contains(kind, "text/event-stream") || strings.Contains(kind, "multipart/x-mixed-replace") {
+			return "Content-Type: " + kind
+		}
+	}
+	return ""
+}
+
+// cacheControl is what of Cache-Control matters to a shared cache.
+type cacheControl struct {
+	forbids bool // no-store, no-cache, private, or cannot be read
+	public  bool
+	strict  bool // must-revalidate or proxy-revalidate
+	must    bool // must-revalidate
+
+	maxAge, sMaxAge, swr          time.Duration
+	hasMaxAge, hasSMaxAge, hasSWR bool
+}
+
+// opens says for which credentials the response may be shared: RFC 9111, 3.5, and the same caution for cookies.
+func (cc *cacheControl) opens() class {
+	switch {
+	case cc.public || cc.hasSMaxAge:
+		return allClasses
+	case cc.must:
+		return withAuthorization
+	}
+	return 0
+}
+
+// lifetime is how long the response is fresh, from when it was generated; 0 if it does not say so.
+func (cc *cacheControl) lifetime(h http.Header, now time.Time) time.Duration {
+	switch expires := h["Expires"]; {
+	case cc.hasSMaxAge:
+		return cc.sMaxAge
+	case cc.hasMaxAge:
+		return cc.maxAge
+	case len(expires) == 1:
+		until, ok := parseDate(expires[0])
+		if !ok {
+			return 0
+		}
+		if date, ok := dateOf(h, now); ok {
+			return max(0, until.Sub(date))
+		}
+	}
+	return 0
+}
+
+// ageOf is how old a response already is: what Age or, failing a cache that sends it, Date says.
+func ageOf(h http.Header, now time.Time) time.Duration {
+	var age time.Duration
+	if values := h["Age"]; len(values) > 0 {
+		first, _, _ := strings.Cut(values[0], ",")
+		age, _ = parseSeconds(strings.TrimSpace(first)) // what is no number is ignored
+	}
+	if date, ok := dateOf(h, now); ok {
+		age = max(age, now.Sub(date))
+	}
+	return age
+}
+
+// dateOf is the Date, or now where there is none; false where it cannot be read.
+func dateOf(h http.Header, now time.Time) (time.Time, bool) {
+	switch values := h["Date"]; len(values) {
+	case 0:
+		return now, true
+	case 1:
+		return parseDate(values[0])
+	}
+	return time.Time{}, false
+}
+
+// parseDate reads an IMF-fixdate, and nothing that looks a little different.
+func parseDate(s string) (time.Time, bool) {
+	t, err := time.Parse(http.TimeFormat, s)
+	return t, err == nil && t.Format(http.TimeFormat) == s
+}
+
+// parseSeconds reads delta-seconds: digits only; what is too large is about 68 years.
+func parseSeconds(s string) (time.Duration, bool) {
+	if s == "" || strings.Trim(s, "0123456789") != "" {
+		return 0, false
+	}
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil || n > 1<<31 {
+		n = 1 << 31
+	}
+	return time.Duration(n) * time.Second, true
+}
+
+// parseCacheControl reads the lines of a Cache-Control. A directive that is there twice counts with its smaller number,
+// a number that cannot be read as 0. Directives that are not known are skipped.
+func parseCacheControl(lines []string) cacheControl {
+	var cc cacheControl
+	rest := strings.Join(lines, ",")
+	for rest != "" {
+		var directive string
+		var ok bool
+		directive, rest, ok = cutDirective(rest)
+		if !ok {
+			cc.forbids = true
+			return cc
+		}
+		name, value, _ := strings.Cut(directive, "=")
+		cc.add(strings.ToLower(strings.TrimSpace(name)), strings.TrimSpace(value))
+	}
+	return cc
+}
+
+func (cc *cacheControl) add(name, value string) {
+	switch name {
+	case "no-store", "no-cache", "private":
+		cc.forbids = true
+	case "public":
+		cc.public = true
+	case "must-revalidate":
+		cc.must, cc.strict = true, true
+	case "proxy-revalidate":
+		cc.strict = true
+	case "max-age":
+		smaller(&cc.maxAge, &cc.hasMaxAge, value)
+	case "s-maxage":
+		smaller(&cc.sMaxAge, &cc.hasSMaxAge, value)
+	case "stale-while-revalidate":
+		smaller(&cc.swr, &cc.hasSWR, value)
+	}
+}
+
+func smaller(field *time.Duration, has *bool, value string) {
+	d, _ := parseSeconds(value)
+	if !*has || d < *field {
+		*field, *has = d, true
+	}
+}
+
+// cutDirective cuts s after the first comma that is not in a quoted string; ok is false where one does not end.
+func cutDirective(s string) (directive, rest string, ok bool) {
+	quoted := false
+	for i := 0; i < len(s); i++ {
+		switch {
+		case s[i] == '"':
+			quoted = !quoted
+		case s[i] == '\\' && quoted:
+			i++
+		case s[i] == ',' && !quoted:
+			return s[:i], s[i+1:], true
+		}
+	}
+	return s, "", !quoted
+}

@@ -1,0 +1,303 @@
+package httprefill
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+)
+
+// response is what the Loader keeps: a complete response that may be shared, or the news that there is none (apart). It
+// is shared between requests, so nobody changes it.
+type response struct {
+	apart bool // for the request that it was made for alone; never stored
+
+	open     class // requests with these credentials may have it, too
+	strict   bool  // never to be served stale
+	born     time.Time
+	lifetime time.Duration // from born
+	status   int
+	header   http.Header
+	body     []byte
+}
+
+// serves reports whether a request of class c may have it. The Loader decides about its age, but does not know that a
+// strict one must not stand in for an error.
+func (p *response) serves(c class, now time.Time) bool {
+	return !p.apart && c&^p.open == 0 && (!p.strict || p.age(now) < p.lifetime)
+}
+
+// age never is negative: the node that stored it may have a clock ahead of ours.
+func (p *response) age(now time.Time) time.Duration { return max(0, now.Sub(p.born)) }
+
+// write answers r with it. own says that the handler ran for r.
+func (p *response) write(w http.ResponseWriter, r *http.Request, own bool) {
+	h := w.Header()
+	overlay(h, nil, p.header)
+	now := time.Now()
+	age := p.age(now)
+	if !own || age >= time.Second {
+		h.Set("Age", fmt.Sprintf("%d", age/time.Second))
+	}
+	outcome := "fwd=miss"
+	if !own {
+		outcome = fmt.Sprintf("hit; ttl=%d", int64((p.lifetime-age).Truncate(time.Second)/time.Second))
+	}
+	h.Add("Cache-Status", cacheName+"; "+outcome)
+	switch {
+	case notModified(r.Header, p):
+		for _, name := range [...]string{"Content-Type", "Content-Length", "Content-Language"} {
+			delete(h, name)
+		}
+		w.WriteHeader(http.StatusNotModified)
+	case !bodyAllowed(p.status):
+		w.WriteHeader(p.status)
+	default:
+		h.Set("Content-Length", fmt.Sprintf("%d", len(p.body)))
+		w.WriteHeader(p.status)
+		if r.Method != http.MethodHead {
+			_, _ = w.Write(p.body) // an error means that the client has left
+		}
+	}
+}
+
+// cacheName is how this cache calls itself in Cache-Status.
+const cacheName = "refill"
+
+// notModified reports whether the client has this very response: RFC 9110, 13.2.2, for what a cache may answer itself.
+func notModified(request http.Header, p *response) bool {
+	if p.status != http.StatusOK {
+		return false
+	}
+	if tags := request["If-None-Match"]; len(tags) > 0 {
+		return matches(strings.Join(tags, ","), p.header.Get("ETag"))
+	}
+	since, modified := request["If-Modified-Since"], p.header["Last-Modified"]
+	if len(since) != 1 || len(modified) != 1 {
+		return false
+	}
+	has, ok := parseDate(since[0])
+	is, ok2 := parseDate(modified[0])
+	return ok && ok2 && !is.After(has)
+}
+
+// matches compares a list of entity tags with tag, weakly. A tag may have commas in it, so the list is not split.
+func matches(list, tag string) bool {
+	tag = strings.TrimPrefix(tag, "W/")
+	if strings.TrimSpace(list) == "*" {
+		return true
+	}
+	if len(tag) < 2 || tag[0] != '"' {
+		return false
+	}
+	for {
+		list = strings.TrimPrefix(strings.TrimLeft(list, " \t,"), "W/")
+		if list == "" || list[0] != '"' {
+			return false
+		}
+		end := strings.IndexByte(list[1:], '"') + 2
+		if end == 1 {
+			return false
+		}
+		if list[:end] == tag {
+			return true
+		}
+		list = list[end:]
+	}
+}
+
+// bodyAllowed reports whether a final response of this status has a body.
+func bodyAllowed(status int) bool {
+	return status != http.StatusNoContent && status != http.StatusNotModified
+}
+
+// overlay puts the fields of from into h, over what an outer middleware has set there: a handler that wrote straight to
+// h would have replaced that, but for the fields of which it is usual to add one (before has what was there at first).
+func overlay(h, before, from http.Header) {
+	for name, values := range from {
+		if name == "Set-Cookie" || name == "Vary" {
+			values = append(slices.Clip(before[name]), values...)
+		}
+		h[name] = slices.Clone(values)
+	}
+}
+
+// storable returns a copy of a header as it may be stored and sent to others: without the fields that are about one
+// connection, and those that are made anew for each request.
+func storable(h http.Header, now time.Time) http.Header {
+	h = h.Clone()
+	for _, line := range h["Connection"] {
+		for name := range strings.SplitSeq(line, ",") {
+			h.Del(strings.TrimSpace(name))
+		}
+	}
+	for _, name := range [...]string{
+		"Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Proxy-Authentication-Info",
+		"Proxy-Authorization", "Te", "Age", "Content-Length",
+	} {
+		delete(h, name)
+	}
+	if _, set := h["Date"]; !set { // or the server dates each answer anew
+		h.Set("Date", now.UTC().Format(http.TimeFormat))
+	}
+	return h
+}
+
+// codec is the encoding of responses, version 1; uvarints, and strings with their length in front:
+//
+//	1 version · 1 flags (1 strict, 2 cookie, 4 authorization) · 8 born in µs since 1970, big-endian · lifetime in µs · status
+//	· number of fields, then each, by name in ascending order: name · number of values, then each · body
+type codec struct{}
+
+const (
+	version           = 1
+	flagStrict        = 1
+	flagCookie        = 2
+	flagAuthorization = 4
+	allFlags          = flagStrict | flagCookie | flagAuthorization
+)
+
+// Name stands in every record.
+func (codec) Name() string { return "httprefill1" }
+
+// Marshal encodes a *response.
+func (codec) Marshal(v any) ([]byte, error) {
+	p, ok := v.(*response)
+	if !ok || p == nil || p.apart {
+		return nil, fmt.Errorf("httprefill: cannot store %T", v)
+	}
+	b := make([]byte, 0, 512+len(p.body))
+	b = append(b, version, p.flags())
+	b = binary.BigEndian.AppendUint64(b, uint64(p.born.UnixMicro()))
+	b = binary.AppendUvarint(b, uint64(p.lifetime.Microseconds()))
+	b = binary.AppendUvarint(b, uint64(p.status))
+	b = binary.AppendUvarint(b, uint64(len(p.header)))
+	for _, name := range slices.Sorted(maps.Keys(p.header)) {
+		b = appendString(b, name)
+		b = binary.AppendUvarint(b, uint64(len(p.header[name])))
+		for _, value := range p.header[name] {
+			b = appendString(b, value)
+		}
+	}
+	return appendString(b, p.body), nil
+}
+
+func (p *response) flags() (f byte) {
+	if p.strict {
+		f |= flagStrict
+	}
+	if p.open&withCookie != 0 {
+		f |= flagCookie
+	}
+	if p.open&withAuthorization != 0 {
+		f |= flagAuthorization
+	}
+	return f
+}
+
+// Unmarshal decodes what Marshal made, and refuses everything else: then it is a miss.
+func (codec) Unmarshal(data []byte, pointer any) error {
+	target, ok := pointer.(**response)
+	if !ok {
+		return fmt.Errorf("httprefill: cannot decode into %T", pointer)
+	}
+	d := decoder{rest: data}
+	if d.byte() != version {
+		return errEncoding
+	}
+	flags := d.byte()
+	p := &response{strict: flags&flagStrict != 0}
+	if flags&flagCookie != 0 {
+		p.open |= withCookie
+	}
+	if flags&flagAuthorization != 0 {
+		p.open |= withAuthorization
+	}
+	p.born = time.UnixMicro(int64(d.uint64()))
+	p.lifetime = time.Duration(d.uvarint(maxLifetime)) * time.Microsecond
+	p.status = int(d.uvarint(599))
+	p.header = d.header()
+	p.body = d.bytes()
+	if d.bad || len(d.rest) > 0 || flags&^allFlags != 0 || p.status < 200 {
+		return errEncoding
+	}
+	*target = p
+	return nil
+}
+
+// maxLifetime is beyond all that a response can ask for, in µs.
+const maxLifetime = uint64(1 << 52)
+
+var errEncoding = errors.New("httprefill: not a response of this version")
+
+func appendString[S string | []byte](b []byte, s S) []byte {
+	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
+}
+
+// decoder reads parts off the front; past the end, or at a number out of bounds, it goes bad instead of panicking.
+type decoder struct {
+	rest []byte
+	bad  bool
+}
+
+func (d *decoder) take(n uint64) []byte {
+	if n > uint64(len(d.rest)) {
+		d.bad, d.rest = true, nil
+		return nil
+	}
+	part := d.rest[:n:n]
+	d.rest = d.rest[n:]
+	return part
+}
+
+func (d *decoder) byte() byte {
+	if b := d.take(1); b != nil {
+		return b[0]
+	}
+	return 0
+}
+
+func (d *decoder) uint64() uint64 {
+	if b := d.take(8); b != nil {
+		return binary.BigEndian.Uint64(b)
+	}
+	return 0
+}
+
+func (d *decoder) uvarint(most uint64) uint64 {
+	n, size := binary.Uvarint(d.rest)
+	if size <= 0 || n > most {
+		d.bad, d.rest = true, nil
+		return 0
+	}
+	d.rest = d.rest[size:]
+	return n
+}
+
+func (d *decoder) bytes() []byte { return d.take(d.uvarint(uint64(len(d.rest)))) }
+
+// count reads a number of parts that take at least one byte each: it never makes us reserve more than was sent.
+func (d *decoder) count() int { return int(d.uvarint(uint64(len(d.rest)))) }
+
+func (d *decoder) header() http.Header {
+	n := d.count()
+	h := make(http.Header, min(n, 64))
+	last := ""
+	for i := 0; i < n && !d.bad; i++ {
+		name := string(d.bytes())
+		if name <= last {
+			d.bad = true
+		}
+		last = name
+		var values []string // stays nil where there is none: that is how a handler suppresses a field
+		for range d.count() {
+			values = append(values, string(d.bytes()))
+		}
+		h[name] = values
+	}
+	return h
+}

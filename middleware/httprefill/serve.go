@@ -1,0 +1,184 @@
+package httprefill
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net/http"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/refill-go/refill"
+)
+
+// handler is a Cache around an http.Handler.
+type handler struct {
+	cache *Cache
+	next  http.Handler
+}
+
+// ServeHTTP answers from the cache where that may be, and leaves the rest to the handler behind it.
+func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if !eligible(r) {
+		h.next.ServeHTTP(w, r)
+		return
+	}
+	v := &visit{handler: h, w: w, r: r, key: keyOf(r), class: classOf(r)}
+	switch mark := h.cache.marks.get(v.key, v.class); {
+	case mark != nil:
+		v.pass(mark)
+	case r.Method == http.MethodHead:
+		v.head()
+	default:
+		v.get()
+	}
+}
+
+// visit is one request that may be answered from the cache.
+type visit struct {
+	*handler
+	w     http.ResponseWriter
+	r     *http.Request
+	key   string
+	class class
+
+	owner  context.Context // see run
+	fill   *http.Request   // what the handler gets to see if it runs for all
+	latest atomic.Pointer[run]
+}
+
+// get answers a GET.
+func (v *visit) get() {
+	var leave context.CancelFunc
+	v.owner, leave = context.WithCancel(v.r.Context())
+	defer leave()
+	v.fill = fillRequest(v.r)
+	p, err := v.cache.loader.GetWith(v.owner, v.key, v.load)
+	own := v.latest.Load() // the last run that was begun for this request, if any
+	switch {
+	case err == nil && p.serves(v.class, time.Now()):
+		p.write(v.w, v.r, own != nil && own.is(complete))
+	case own != nil && own.is(handedOver):
+		own.serve(v.w)
+	case own != nil && own.is(broken):
+		<-own.ended
+		panic(own.panicked) // as it would have without us; the server, or an outer middleware, expects it here
+	case err != nil:
+		v.fail(err)
+	default:
+		if !p.apart {
+			v.cache.marks.set(v.key, v.class, false) // there is one, but not for this class of requests
+		}
+		v.next.ServeHTTP(v.w, v.r)
+	}
+}
+
+// load runs the handler. It returns as soon as it is known whether the response is shared, so that nobody waits for a
+// response that he cannot have; the handler may run on then, for its owner. It may be called when that has been
+// answered already: to refresh what it got.
+func (v *visit) load(ctx context.Context, key string) (*response, error) {
+	c := v.cache
+	runs, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	u := &run{
+		begun: time.Now(), owner: v.owner, cancel: cancel, maxBody: c.maxBody,
+		judge: func(status int, h http.Header, now time.Time) verdict {
+			return judge(status, h, v.class, c.terms, now)
+		},
+		learn:   func(d verdict) { c.marks.set(key, v.class, d.once) },
+		decided: make(chan struct{}), ended: make(chan struct{}),
+		calls: make(chan func(*outlet)), carried: make(chan struct{}),
+		header: make(http.Header),
+	}
+	v.latest.Store(u)
+	go u.handle(v.next, v.fill.Clone(runs))
+	select {
+	case <-u.decided:
+	case <-ctx.Done(): // LoadTimeout, or nobody waits any more: its owner may have it, if that is still there
+		u.handOver(verdict{kind: failed, why: context.Cause(ctx)})
+	}
+	fill := refill.FillFrom(ctx)
+	switch d := u.verdict; d.kind {
+	case failed:
+		return nil, d.why
+	case apart:
+		fill.NoStore()
+		return &response{apart: true}, nil
+	default:
+		fill.SetTTL(d.lifetime - d.age)
+		fill.SetStaleFor(d.staleFor)
+		return u.response(), nil
+	}
+}
+
+// is reports what became of a run.
+func (u *run) is(p phase) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.phase == p
+}
+
+// head answers a HEAD with what a GET has stored. It never runs the handler as for a GET, whose response may not end.
+func (v *visit) head() {
+	if found, ok := v.cache.loader.Peek(v.r.Context(), v.key); ok && found.Value.serves(v.class, time.Now()) {
+		found.Value.write(v.w, v.r, false)
+		return
+	}
+	v.next.ServeHTTP(v.w, v.r)
+}
+
+// pass lets the handler answer, and looks at the header that it leaves behind: if it is of the same kind again, the next
+// requests need not wait to find that out; if not, the next one fills the cache.
+func (v *visit) pass(m *mark) {
+	before := maps.Clone(v.w.Header())
+	v.next.ServeHTTP(v.w, v.r)
+	if m.once || v.r.Method != http.MethodGet {
+		return
+	}
+	now := time.Now()
+	d := judge(http.StatusOK, added(before, v.w.Header()), v.class, v.cache.terms, now)
+	if d.kind == shared {
+		v.cache.marks.drop(v.key, v.class)
+		return
+	}
+	v.cache.marks.set(v.key, v.class, false)
+}
+
+// added returns the fields of after that are not from before: those of the handler, not of an outer middleware.
+func added(before, after http.Header) http.Header {
+	h := make(http.Header, len(after))
+	for name, values := range after {
+		old := before[name]
+		switch {
+		case slices.Equal(old, values):
+		case len(old) < len(values) && slices.Equal(old, values[:len(old)]):
+			h[name] = values[len(old):]
+		default:
+			h[name] = values
+		}
+	}
+	return h
+}
+
+// fail answers a request for which there is no response.
+func (v *visit) fail(err error) {
+	var failed *refill.LoadError
+	switch {
+	case errors.As(err, &failed):
+		f := failureOf(failed)
+		if f.personal {
+			v.next.ServeHTTP(v.w, v.r)
+			return
+		}
+		answerBare(v.w, f.status, failed.RetryAfter)
+	case errors.Is(err, refill.ErrOverloaded):
+		answerBare(v.w, http.StatusServiceUnavailable, time.Second)
+	case v.r.Context().Err() == nil:
+		v.next.ServeHTTP(v.w, v.r) // the cache is closed, or has another trouble
+	case errors.Is(err, context.DeadlineExceeded):
+		answerBare(v.w, http.StatusGatewayTimeout, 0)
+	default:
+		// The client has left. If anybody else is listening, what is not written here must not look like a 200.
+		answerBare(v.w, http.StatusServiceUnavailable, 0)
+	}
+}

@@ -1,0 +1,650 @@
+package refilltest
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/refill-go/refill"
+)
+
+// place is a Store and LockDriver written a second time, to be broken: where flaw is the name of a mutant, that rule of
+// the interface is not kept. Without a flaw it passes the suites, hooks included. The names of the flaws are those of
+// storeMutants and lockMutants.
+type place struct {
+	flaw string
+	base time.Time
+
+	mu    sync.Mutex
+	cells map[string]*brokenCell
+	locks map[string]*brokenLock
+	ears  []*brokenEar
+	full  bool
+
+	silent atomic.Bool
+}
+
+// node is one of the two nodes over a place.
+type node struct {
+	*place
+	id string
+}
+
+type brokenCell struct{ value, lease, claim *slot }
+
+// slot is something that may be there, with an end or without, and may be of a foreign type.
+type slot struct {
+	data    string
+	until   time.Time
+	endless bool
+	garbled bool
+	shared  []byte // flaw get-shares
+}
+
+var errGarbled = errors.New("WRONGTYPE")
+
+func newPlace(flaw string) *place {
+	return &place{flaw: flaw, base: time.Now(), cells: map[string]*brokenCell{}, locks: map[string]*brokenLock{}}
+}
+
+func (p *place) storeWorld(testing.TB) StoreWorld {
+	part := func(key string, part Part) *slot {
+		c := p.cell(key)
+		return []*slot{PartValue: c.value, PartLease: c.lease, PartClaim: c.claim}[part]
+	}
+	return StoreWorld{
+		A: &node{p, "a"}, B: &node{p, "b"},
+		Plant:   func(key string, of Part, data string) { *part(key, of) = slot{data: data, endless: true} },
+		Garble:  func(key string, of Part) { *part(key, of) = slot{data: "\x00garbled", endless: true, garbled: true} },
+		Full:    func(full bool) { p.full = full },
+		Silence: p.silent.Store,
+		Break:   p.breakAll,
+	}
+}
+
+// breakAll breaks the subscription and makes it again.
+func (p *place) breakAll() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, e := range p.ears {
+		if !p.is("break-unheard") {
+			e.add(refill.Note{Kind: refill.NoteDown, Err: errGarbled})
+		}
+		if !p.is("break-no-up") {
+			e.add(refill.Note{Kind: refill.NoteUp})
+		}
+	}
+	if p.is("break-deaf") {
+		p.ears = nil
+	}
+	for _, k := range p.locks {
+		for _, w := range k.watches {
+			if p.is("watch-break-silent") {
+				k.watches = nil
+			} else {
+				w.ring()
+			}
+		}
+	}
+}
+
+// answer returns when the server answers, or when the caller gives up.
+func (p *place) answer(ctx context.Context) error {
+	if p.silent.Load() {
+		<-ctx.Done()
+		if p.is("silent-hangs") {
+			time.Sleep(10 * time.Second)
+		}
+		if p.is("silent-fine") {
+			return nil
+		}
+	}
+	if p.is("ctx-ignored") {
+		return nil
+	}
+	return ctx.Err()
+}
+
+// is reports whether the flaw is one of these.
+func (p *place) is(flaws ...string) bool { return slices.Contains(flaws, p.flaw) }
+
+// gap is where a step made of two commands lets others in.
+func (p *place) gap(flaw string) {
+	if !p.is(flaw) {
+		return
+	}
+	p.mu.Unlock()
+	for range 10 {
+		runtime.Gosched()
+	}
+	p.mu.Lock()
+}
+
+func (p *place) cell(key string) *brokenCell {
+	switch {
+	case p.is("keys-fold"):
+		key = strings.ToLower(key)
+	case p.is("keys-trim"):
+		key = strings.TrimSpace(key)
+	case p.is("keys-suffix") && strings.HasSuffix(key, ":lease"):
+		return &brokenCell{p.cell(strings.TrimSuffix(key, ":lease")).lease, new(slot), new(slot)}
+	}
+	c := p.cells[key]
+	if c == nil {
+		c = &brokenCell{new(slot), new(slot), new(slot)}
+		p.cells[key] = c
+	}
+	return c
+}
+
+// act is Memory.act: one atomic step.
+func (p *place) act(ctx context.Context, key string, step func(c *brokenCell, now time.Time)) error {
+	if err := p.answer(ctx); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c, now := p.cell(key), time.Now()
+	for _, s := range []*slot{c.value, c.lease, c.claim} {
+		forever := s.endless || p.is("lease-endless") && s == c.lease || p.is("claim-endless") && s == c.claim ||
+			p.is("keep-endless") && s == c.value || p.is("fail-endless") && strings.HasPrefix(s.data, "!")
+		if !forever && !now.Before(s.until) {
+			*s = slot{}
+		}
+	}
+	step(c, now)
+	return nil
+}
+
+func (n *node) Check() error {
+	if n.is("check") {
+		return errGarbled
+	}
+	return nil
+}
+
+func (n *node) Now() time.Time {
+	if n.is("clock-other") {
+		return time.Now().Add(time.Hour)
+	}
+	return time.Now()
+}
+
+func (n *node) Get(ctx context.Context, key string) (record []byte, err error) {
+	actErr := n.act(ctx, key, func(c *brokenCell, _ time.Time) {
+		switch {
+		case c.value.garbled && n.is("garbled-value-error"):
+			err = errGarbled
+		case n.is("get-lease") && c.value.data == "" && c.lease.data != "":
+			record = []byte(c.lease.data)
+		case c.value.data != "" && !c.value.garbled && !(n.is("get-own-node") && n.id == "b"):
+			record = []byte(c.value.data)
+		case n.is("get-empty"):
+			record = []byte{}
+		}
+		if record != nil && n.is("get-text") {
+			record = []byte(strings.TrimRight(string(record), "\x00\r\n"))
+		}
+		if record != nil && n.is("get-shares") {
+			record = c.value.shared
+		}
+	})
+	return record, errors.Join(err, actErr)
+}
+
+func (n *node) TryLease(ctx context.Context, key, token string, ttl time.Duration, how refill.Ask) (l refill.Lease, err error) {
+	actErr := n.act(ctx, key, func(c *brokenCell, now time.Time) {
+		was := *c.lease
+		n.gap("race-lease")
+		failure, failed := strings.CutPrefix(was.data, "!")
+		endless := was.endless && how != refill.AskOnce
+		switch {
+		case was.garbled && n.is("garbled-lease-error"):
+			err = errGarbled
+			return
+		case was.data == "", was.data == token && !n.is("own-token-lost"),
+			failed && how == refill.AskForce && !n.is("force-ignored"),
+			failed && n.is("back-off-ignored"),
+			how == refill.AskForce && n.is("force-steals"),
+			endless && !n.is("endless-lease-held"),
+			n.is("lease-shared"), n.is("lease-per-node") && !strings.HasPrefix(was.data, n.id):
+			*c.lease = slot{data: token, until: now.Add(ttl)}
+			if n.is("own-token-once") && was.data == token {
+				*c.lease = slot{}
+			}
+			l.Won = true
+			return
+		case failed:
+			l.Failure = failure
+			if n.is("back-off-holder") {
+				l.Holder = was.data
+			}
+		case !n.is("holder-unknown"):
+			l.Holder = was.data
+		}
+		switch {
+		case how == refill.AskOnce, n.is("left-missing"), n.is("left-not-forced") && how == refill.AskForce:
+		case n.is("left-unit"):
+			l.Left = was.until.Sub(now) / 1000
+		case n.is("left-of-asker"):
+			l.Left = ttl
+		default:
+			l.Left = was.until.Sub(now)
+		}
+	})
+	return l, errors.Join(err, actErr)
+}
+
+func (n *node) Claim(ctx context.Context, key, token, seen string, ttl time.Duration) (r refill.Claim, err error) {
+	actErr := n.act(ctx, key, func(c *brokenCell, now time.Time) {
+		r.Now = now
+		if n.is("claim-clock-back") && n.id == "b" {
+			r.Now = now.Add(-50 * time.Millisecond)
+		}
+		there := refill.RecordToken([]byte(c.value.data))
+		lost, other := c.lease.data != token, c.value.data != "" && !c.value.garbled && there != seen
+		switch {
+		case n.is("claim-without-lease"):
+			lost = false
+		case n.is("claim-refuses-any"):
+			other = c.value.data != ""
+		case n.is("claim-unseen"):
+			other = false
+		case n.is("claim-seen-prefix"):
+			other = other && !strings.HasPrefix(seen, there)
+		case n.is("claim-foreign"):
+			other = other || c.value.data != "" && there == ""
+		case n.is("claim-foreign-error") && strings.HasPrefix(c.value.data, "RF1") && there == "":
+			err = errGarbled
+			return
+		case n.is("claim-absent-other"):
+			other = other || c.value.data == "" && seen != ""
+		case n.is("foreign-claim-error") && c.claim.endless:
+			err = errGarbled
+			return
+		}
+		switch {
+		case lost:
+			r.State = refill.ClaimLost
+			if n.is("claim-lost-frees") {
+				*c.lease = slot{}
+			}
+		case other:
+			r.State, r.Record = refill.ClaimOther, []byte(c.value.data)
+			n.otherThere(c, &r, key, token)
+		default:
+			if !n.is("claim-first-stays") || c.claim.data == "" {
+				*c.claim = slot{data: token, until: now.Add(ttl)}
+			}
+		}
+	})
+	return r, errors.Join(err, actErr)
+}
+
+// otherThere gives the lease back.
+func (n *node) otherThere(c *brokenCell, r *refill.Claim, key, token string) {
+	if n.is("claim-other-no-record") {
+		r.Record = nil
+	}
+	if !n.is("claim-other-keeps-lease") {
+		*c.lease = slot{}
+	}
+	if !n.is("claim-other-silent") {
+		n.announce(refill.Note{Kind: refill.NoteReleased, Key: key, Token: token})
+	}
+}
+
+func (n *node) Renew(ctx context.Context, key, token string, ttl time.Duration) (mine bool, err error) {
+	actErr := n.act(ctx, key, func(c *brokenCell, now time.Time) {
+		lease, claim := c.lease.data == token, c.claim.data == token
+		mine = lease && claim
+		if c.claim.garbled && n.is("renew-garbled-error") {
+			err = errGarbled
+		}
+		switch {
+		case n.is("renew-without-claim"):
+			mine = lease
+		case n.is("renew-without-lease"):
+			mine = claim
+		case n.is("renew-creates") && c.lease.data == "":
+			*c.lease = slot{data: token, until: now.Add(ttl)}
+		case n.is("renew-any"):
+			c.lease.until = now.Add(ttl)
+		}
+		if mine && !n.is("renew-idle") {
+			c.lease.until = now.Add(ttl)
+		}
+	})
+	return mine, errors.Join(err, actErr)
+}
+
+func (n *node) Publish(ctx context.Context, p refill.Publication) (state refill.Published, err error) {
+	err = n.act(ctx, p.Key, func(c *brokenCell, now time.Time) {
+		mine := c.claim.data == p.Token
+		n.gap("race-publish")
+		switch {
+		case n.is("publish-without-claim"):
+			mine = true
+		case n.is("publish-needs-lease"):
+			mine = mine && c.lease.data == p.Token
+		}
+		if !mine {
+			state = refill.PublishRefused
+			n.refuse(c, p)
+			return
+		}
+		if n.full {
+			state = refill.PublishNoRoom
+			if n.is("full-keeps-lease") {
+				return
+			}
+		}
+		n.store(c, p, now)
+	})
+	return state, err
+}
+
+func (n *node) refuse(c *brokenCell, p refill.Publication) {
+	switch {
+	case n.is("refused-keeps-lease"):
+	case n.is("refused-silent"):
+		if c.lease.data == p.Token {
+			*c.lease = slot{}
+		}
+	case n.is("refused-frees-all"):
+		*c.lease, *c.claim = slot{}, slot{}
+	case n.is("refused-loud"):
+		n.announce(refill.Note{Kind: refill.NoteReleased, Key: p.Key, Token: p.Token})
+	default:
+		n.free(c, p.Key, p.Token)
+	}
+}
+
+func (n *node) store(c *brokenCell, p refill.Publication, now time.Time) {
+	switch {
+	case n.is("publish-keeps-lease"):
+	case n.is("publish-frees-own-lease") && c.lease.data != p.Token:
+	default:
+		*c.lease = slot{}
+	}
+	if !n.is("publish-keeps-claim") {
+		*c.claim = slot{}
+	}
+	keep := p.Keep
+	if n.is("keep-short") {
+		keep /= 10
+	}
+	rec := p.Record
+	if n.is("publish-cuts") && len(rec) > 64<<10 {
+		rec = rec[:64<<10]
+	}
+	if n.is("publish-eats") {
+		defer clear(p.Record)
+	}
+	if !n.full {
+		*c.value = slot{data: string(rec), until: now.Add(keep), shared: p.Record}
+	}
+	note := refill.Note{Kind: refill.NoteFilled, Key: p.Key, Token: p.Token, Replaced: p.Replaced}
+	limit := refill.MaxNoteRecord
+	switch {
+	case n.is("note-record-limit"):
+		limit--
+	case n.is("note-record-always"):
+		limit = 1 << 30
+	}
+	if len(rec) <= limit {
+		note.Record = []byte(string(rec))
+	}
+	if n.is("note-no-replaced") {
+		note.Replaced = ""
+	}
+	n.announce(note)
+}
+
+func (n *node) Fail(ctx context.Context, key, token, failure string, ttl time.Duration) error {
+	return n.act(ctx, key, func(c *brokenCell, now time.Time) {
+		lease, claim := c.lease.data == token, c.claim.data == token
+		mine := lease || claim
+		switch {
+		case n.is("fail-any"):
+			mine = true
+		case n.is("fail-needs-both"):
+			mine = lease && claim
+		case n.is("fail-needs-claim"):
+			mine = claim
+		}
+		if !mine {
+			return
+		}
+		if !n.is("fail-keeps-claim") {
+			*c.claim = slot{}
+		}
+		if n.is("fail-drops-value") {
+			*c.value = slot{}
+		}
+		if n.is("fail-text") {
+			failure = strings.ToValidUTF8(failure, "?")
+		}
+		switch {
+		case ttl > 0 && !n.is("fail-no-back-off"):
+			*c.lease = slot{data: "!" + failure, until: now.Add(ttl)}
+		case !n.is("fail-zero-keeps-lease"):
+			*c.lease = slot{}
+		}
+		if !n.is("fail-silent") {
+			n.announce(refill.Note{Kind: refill.NoteFailed, Key: key, Token: token, Failure: failure})
+		}
+	})
+}
+
+func (n *node) Release(ctx context.Context, key, token string) error {
+	return n.act(ctx, key, func(c *brokenCell, _ time.Time) { n.free(c, key, token) })
+}
+
+func (n *node) free(c *brokenCell, key, token string) {
+	lease, claim := c.lease.data == token, c.claim.data == token
+	switch {
+	case n.is("release-any"):
+		lease, claim = true, true
+	case n.is("release-by-claim") && claim:
+		lease = true
+	case n.is("release-needs-lease") && !lease:
+		claim = false
+	}
+	if lease {
+		*c.lease = slot{}
+	}
+	if claim && !n.is("release-keeps-claim") {
+		*c.claim = slot{}
+	}
+	if (lease || claim || n.is("release-loud")) && !n.is("release-silent") {
+		n.announce(refill.Note{Kind: refill.NoteReleased, Key: key, Token: token})
+	}
+}
+
+func (n *node) Invalidate(ctx context.Context, by string, keys ...string) error {
+	return n.void(ctx, "invalidate", keys, func(c *brokenCell, key string, _ time.Time) {
+		if !n.is("invalidate-keeps-value") {
+			*c.value = slot{}
+		}
+		if !n.is("invalidate-silent") {
+			n.announce(refill.Note{Kind: refill.NoteInvalidated, Key: key, Token: by})
+		}
+	})
+}
+
+func (n *node) Expire(ctx context.Context, by string, keys ...string) error {
+	var garbled error
+	err := n.void(ctx, "expire", keys, func(c *brokenCell, key string, now time.Time) {
+		b := []byte(c.value.data)
+		if c.value.garbled && n.is("garbled-expire-error") {
+			garbled = errGarbled
+		}
+		if n.is("expire-clock") {
+			now = now.Add(time.Hour)
+		}
+		switch r, err := refill.DecodeRecord(b); {
+		case n.is("expire-deletes"), c.value.garbled:
+			*c.value = slot{}
+		case n.is("expire-moves") && err == nil:
+			r.ExpiredAt = now
+			b, _ = r.Append(nil)
+			c.value.data = string(b)
+		case n.is("expire-rewrites") && err == nil && r.ExpiredAt.IsZero():
+			r.ExpiredAt, r.FreshUntil = now, now
+			b, _ = r.Append(nil)
+			c.value.data = string(b)
+		case n.is("expire-strict") && err != nil:
+			*c.value = slot{}
+		case refill.ExpireRecord(b, now):
+			c.value.data = string(b)
+			c.value.endless = n.is("expire-drops-end")
+		case !n.is("expire-keeps-foreign"):
+			*c.value = slot{}
+		}
+		n.announce(refill.Note{Kind: refill.NoteExpired, Key: key, Token: by})
+	})
+	return errors.Join(err, garbled)
+}
+
+func (n *node) void(ctx context.Context, what string, keys []string, step func(*brokenCell, string, time.Time)) error {
+	if n.is("void-first") && len(keys) > 1 {
+		keys = keys[:1]
+	}
+	if n.is("void-none-error") && len(keys) == 0 {
+		return errGarbled
+	}
+	for i, key := range keys {
+		err := n.act(ctx, key, func(c *brokenCell, now time.Time) {
+			backsOff := strings.HasPrefix(c.lease.data, "!")
+			if n.is("race-" + what) { // the value first, then lease and claim
+				step(c, key, now)
+				n.gap("race-" + what)
+			}
+			if !n.is(what+"-keeps-lease") && !(backsOff && n.is(what+"-keeps-back-off")) {
+				*c.lease = slot{}
+			}
+			if !n.is(what + "-keeps-claim") {
+				*c.claim = slot{}
+			}
+			if !n.is("race-"+what) && (i == 0 || !n.is("void-one-note")) {
+				step(c, key, now)
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// brokenEar is a listener; a goroutine hands over what is announced.
+type brokenEar struct {
+	name, node string
+	reverse    bool
+	mu         sync.Mutex
+	notes      []refill.Note // guarded by mu
+	more       chan struct{}
+	quit       chan struct{}
+	heard      chan struct{} // closed after the hear that runs; guarded by mu
+}
+
+func (n *node) announce(note refill.Note) {
+	for _, e := range n.ears {
+		matches := strings.HasPrefix(note.Key, e.name+":")
+		switch {
+		case n.is("note-prefix"):
+			matches = strings.HasPrefix(note.Key, e.name)
+		case n.is("note-own-node"):
+			matches = matches && e.node == n.id
+		case n.is("note-first-ear"):
+			matches = matches && e == n.ears[0]
+		}
+		if !matches {
+			continue
+		}
+		if n.is("note-utf8") {
+			note.Key = strings.ToValidUTF8(note.Key, "\uFFFD")
+		}
+		if n.is("note-drops") && e.waiting() {
+			continue
+		}
+		e.add(note)
+	}
+}
+
+func (e *brokenEar) add(note refill.Note) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.notes = append(e.notes, note)
+	if e.reverse && len(e.notes) > 1 {
+		slices.Reverse(e.notes)
+	}
+	select {
+	case e.more <- struct{}{}:
+	default:
+	}
+}
+
+func (e *brokenEar) waiting() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.notes) > 0
+}
+
+func (n *node) Listen(name string, hear func(refill.Note)) (stop func()) {
+	e := &brokenEar{name: name, node: n.id, reverse: n.is("note-reverse"), more: make(chan struct{}, 1), quit: make(chan struct{})}
+	n.mu.Lock()
+	n.ears = append(n.ears, e)
+	n.mu.Unlock()
+	if !n.is("note-no-up") {
+		hear(refill.Note{Kind: refill.NoteUp})
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-e.quit:
+				return
+			case <-e.more:
+			}
+			e.mu.Lock()
+			notes := e.notes
+			e.notes = nil
+			e.mu.Unlock()
+			for _, note := range notes {
+				heard := make(chan struct{})
+				e.mu.Lock()
+				e.heard = heard
+				e.mu.Unlock()
+				hear(note)
+				close(heard)
+			}
+		}
+	}()
+	return func() {
+		n.mu.Lock()
+		n.ears = slices.DeleteFunc(n.ears, func(x *brokenEar) bool {
+			return x == e || n.is("stop-all")
+		})
+		n.mu.Unlock()
+		close(e.quit)
+		switch {
+		case n.is("stop-at-once"):
+		case n.is("stop-leaves-queue"):
+			e.mu.Lock()
+			heard := e.heard
+			e.mu.Unlock()
+			<-heard
+		default:
+			<-done
+		}
+	}
+}

@@ -1,0 +1,487 @@
+package refilltest
+
+import (
+	"bytes"
+	"crypto/rand"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/refill-go/refill"
+)
+
+var valueCases = []storeCase{
+	{
+		"check",
+		`Check says what is wrong with the store as it was set up: nothing, or the suite has nothing to test.`,
+		func(s *stores) {
+			s.ok(s.A.Check(), "Check of A")
+			s.ok(s.B.Check(), "Check of B")
+		},
+	},
+	{
+		"get-absent",
+		`Get returns nil where there is no record; that is no error. A lease or a back-off under the key is not a record.`,
+		getAbsent,
+	},
+	{
+		"get-bytes",
+		`Get returns the record byte for byte, on every node, and neither side keeps the other's slice. A store that
+treats records as text loses those of other codecs; one that shares memory corrupts values under load.`,
+		getBytes,
+	},
+	{
+		"get-large",
+		`A record of a megabyte is a record like any other.`,
+		getLarge,
+	},
+	{
+		"keep-ends",
+		`The record is gone after Keep, so that nothing is left behind (G8), and not before: those who waited for a load longer
+than TTL still have to find it (V9). Expire does not change that; a mark that drops the end keeps the record for ever.`,
+		keepEnds,
+	},
+	{
+		"keys-apart",
+		`Lease, claim and value of one key are never those of another, whatever characters the keys hold. Keys are made of what
+users type: where "42" with a suffix meets "42:lease", one customer waits for, or gets, what is another's.`,
+		keysApart,
+	},
+	{
+		"locks-apart",
+		`Where one object is a Store and a LockDriver, a lock of a key and the refill lease of the same key are two things: a
+user who locks an order would stop its cache from being refilled.`,
+		locksApart,
+	},
+}
+
+func getAbsent(s *stores) {
+	s.holds(key, nil)
+	s.begin(s.A, key, "a#1", long)
+	s.holds(key, nil)
+	s.fail(s.A, key, "a#1", "boom", long)
+	s.holds(key, nil)
+}
+
+func getBytes(s *stores) {
+	all := make([]byte, 256)
+	for i := range all {
+		all[i] = byte(i)
+	}
+	for i, data := range [][]byte{
+		s.record("a#1", "plain"), s.record("a#2", string(all)), s.record("a#3", ""), all, {0}, {0, 0, 0}, []byte("\r\n"),
+	} {
+		token := fmt.Sprintf("a#%d", i)
+		sent := bytes.Clone(data)
+		s.begin(s.A, key, token, long)
+		s.finish(s.A, key, token, sent, refill.PublishStored)
+		if !bytes.Equal(sent, data) {
+			s.Fatalf("Publish changed the record that it was given: %s", shown(sent))
+		}
+		clear(sent) // the caller's again
+		s.holds(key, data)
+		clear(s.get(s.A, key))
+		s.holds(key, data)
+		s.invalidate(s.A, "a#9", key)
+	}
+}
+
+func getLarge(s *stores) {
+	payload := make([]byte, 1<<20)
+	rand.Read(payload)
+	data := s.record("a#1", string(payload))
+	s.fill(s.A, key, "a#1", data)
+	s.holds(key, data)
+	s.win(s.B, key, "b#1", long)
+	if c := s.claim(s.B, key, "b#1", "", long); c.State != refill.ClaimOther || !bytes.Equal(c.Record, data) {
+		s.Fatalf("Claim over a large record = %s, %s", stateName(c.State), shown(c.Record))
+	}
+	s.expire(s.B, "b#2", key)
+	r, err := refill.DecodeRecord(s.get(s.A, key))
+	s.ok(err, "DecodeRecord of a large record that was expired")
+	if !bytes.Equal(r.Payload, payload) || r.ExpiredAt.IsZero() {
+		s.Fatalf("a large record that was expired has ExpiredAt %v and payload %s", r.ExpiredAt, shown(r.Payload))
+	}
+}
+
+func keepEnds(s *stores) {
+	const expired = "product:43"
+	keep := max(time.Second, s.short)
+	for _, k := range []string{key, expired} {
+		data := s.record("a#1", "x")
+		s.begin(s.A, k, "a#1", long)
+		_, err := s.A.Publish(s.ctx, refill.Publication{Key: k, Token: "a#1", Record: data, Keep: keep})
+		s.ok(err, "Publish")
+	}
+	s.expire(s.A, "a#2", expired)
+	s.pass(keep / 4)
+	for _, k := range []string{key, expired} {
+		if s.get(s.B, k) == nil {
+			s.Fatalf("the record under %q is gone after %v of the %v to keep it", k, keep/4, keep)
+		}
+	}
+	s.pass(keep - keep/4 - s.short)
+	gone := func() bool { return s.get(s.B, key) == nil && s.get(s.B, expired) == nil }
+	if !s.ends(gone) {
+		s.Fatalf("kept beyond %v: the record as published: %s; the one that was expired: %s",
+			keep, shown(s.get(s.B, key)), shown(s.get(s.B, expired)))
+	}
+}
+
+// oddKeys are keys that meet in a store which glues parts together, quotes, or matches patterns.
+func oddKeys() []string {
+	kilo := strings.Repeat("k", 1<<10)
+	keys := []string{
+		"42", "42:lease", "42/lease", "42.lease", "42-lease", "42:claim", "42/claim", "42:value", "42:lock", "42:fence", "42:l",
+		"42:c", "42:v", "lease:42", "claim:42", "42:", ":42", "42::", "{42}", "42}", "{42", "{}", "}{", "{", "}", "{a}{b}",
+		"a", "b", "a b", " a", "a ", "a\nb", "a\r\nb", "a\n", "a\tb", "a\x00b", "a\x00", "a:b", "a/b", "a//b", "../a", "a.b",
+		"ключ", "клю", "\xff\xfe", "\xff", "é", "e\u0301", "*", "?", "[4]2", "%34%32", "4%32", `"42"`, `'42'`, `\x34\x32`, "!42", "#42",
+		"42#1", "-1", "042", "42.0", "A", kilo, kilo + "k", kilo + ":lease",
+	}
+	for i, k := range keys {
+		keys[i] = "product:" + k
+	}
+	return append(keys, "product.b:42", "produc:t:42", "product-:42", "Product:42", "a:b", "a.b:c")
+}
+
+func keysApart(s *stores) {
+	keys := oddKeys()
+	token := func(i int) string { return fmt.Sprintf("a#%d", i) }
+	for i, k := range keys {
+		s.win(s.A, k, token(i), long)
+	}
+	for i, k := range keys {
+		s.lose(s.B, k, "b#1", token(i))
+		s.holds(k, nil)
+		s.take(s.A, k, token(i))
+	}
+	for i, k := range keys {
+		s.finish(s.A, k, token(i), s.record(token(i), k), refill.PublishStored)
+	}
+	for i, k := range keys {
+		s.holds(k, s.record(token(i), k))
+		s.win(s.B, k, token(i), long)
+	}
+	for i, k := range keys {
+		s.invalidate(s.A, "a#0", k)
+		s.holds(k, nil)
+		if i+1 < len(keys) {
+			s.holds(keys[i+1], s.record(token(i+1), keys[i+1]))
+			s.lose(s.A, keys[i+1], "a#1x", token(i+1))
+		}
+	}
+}
+
+func locksApart(s *stores) {
+	d, ok := s.A.(refill.LockDriver)
+	if !ok {
+		s.Skipf("%T is no LockDriver", s.A)
+	}
+	lock, err := d.TryLock(s.ctx, key, "a#1", long)
+	s.ok(err, "TryLock")
+	if !lock.Won {
+		s.Fatalf("TryLock of a free lock = %+v", lock)
+	}
+	s.fill(s.B, key, "b#1", s.record("b#1", "x"))
+	s.begin(s.B, key, "b#2", long)
+	s.invalidate(s.A, "a#2", key)
+	s.begin(s.B, key, "b#3", long)
+	mine, err := d.Extend(s.ctx, key, "a#1", long)
+	if s.ok(err, "Extend"); !mine {
+		s.Fatalf("the lock is gone: a fill or an Invalidate of the same key took it")
+	}
+	_, err = d.Unlock(s.ctx, key, "a#1")
+	s.ok(err, "Unlock")
+	s.alive(s.B, key, "b#3")
+}
+
+var publishCases = []storeCase{
+	{
+		"publish-needs-claim",
+		`Publish stores nothing without the token's claim, and still frees the token's own lease and announces released. A lease
+that stays behind is slept out by every node with nobody loading; one freed in silence by all who wait (V2).`,
+		publishNeedsClaim,
+	},
+	{
+		"publish-frees",
+		`Publish frees lease and claim in the act that stores. A lease that stays lets the next refresh wait for nobody; a claim
+that stays lets the same fill be stored twice.`,
+		publishFrees,
+	},
+	{
+		"publish-refused",
+		`A refused publish leaves everything of the others alone: their lease, their claim, their value, and it is silent if it
+had nothing to free. Otherwise the holder that was overtaken frees the lease of the one that overtook it.`,
+		publishRefused,
+	},
+	{
+		"publish-before-heir",
+		`While the heir of an expired lease has no claim yet, the first claim stands: its load is stored, and frees whatever
+lease there is. The heir then finds that it has lost, looks again, and takes the value instead of loading it.`,
+		publishBeforeHeir,
+	},
+}
+
+func publishNeedsClaim(s *stores) {
+	e := s.listen(s.B, "product")
+	s.finish(s.A, key, "a#1", s.record("a#1", "x"), refill.PublishRefused) // nothing is there
+	s.win(s.A, key, "a#2", long)
+	s.finish(s.A, key, "a#2", s.record("a#2", "x"), refill.PublishRefused) // a lease only
+	e.hears(refill.Note{Kind: refill.NoteReleased, Key: key, Token: "a#2"})
+	s.holds(key, nil)
+	s.win(s.B, key, "b#1", long)
+	e.heardAll(key)
+}
+
+func publishFrees(s *stores) {
+	v1 := s.record("a#1", "v1")
+	s.fill(s.A, key, "a#1", v1)
+	e := s.listen(s.B, "product")
+	s.finish(s.A, key, "a#1", s.record("a#1", "again"), refill.PublishRefused)
+	s.holds(key, v1)
+	s.win(s.B, key, "b#1", long)
+	s.finish(s.A, key, "a#1", s.record("a#1", "again"), refill.PublishRefused)
+	s.lose(s.A, key, "a#2", "b#1")
+	s.release(s.B, key, "b#1")
+	e.hears(refill.Note{Kind: refill.NoteReleased, Key: key, Token: "b#1"})
+	e.heardAll(key)
+}
+
+func publishRefused(s *stores) {
+	v1 := s.record("a#1", "v1")
+	s.fill(s.A, key, "a#1", v1)
+	e := s.listen(s.A, "product")
+	s.begin(s.B, key, "b#1", long)
+	s.finish(s.A, key, "a#2", s.record("a#2", "x"), refill.PublishRefused)
+	s.finish(s.A, key, "b#", s.record("b#", "x"), refill.PublishRefused)
+	s.holds(key, v1)
+	s.lose(s.A, key, "a#3", "b#1")
+	s.alive(s.B, key, "b#1")
+	e.heardAll(key)
+}
+
+func publishBeforeHeir(s *stores) {
+	s.overtaken(key, "a#1", "b#1")
+	v1 := s.record("a#1", "v1")
+	s.finish(s.A, key, "a#1", v1, refill.PublishStored)
+	s.win(s.A, key, "a#2", long)
+	if c := s.claim(s.B, key, "b#1", "", long); c.State != refill.ClaimLost {
+		s.Fatalf("Claim of the heir = %s, want ClaimLost: its lease was freed", stateName(c.State))
+	}
+	s.holds(key, v1)
+	s.lose(s.B, key, "b#2", "a#2")
+}
+
+var failCases = []storeCase{
+	{
+		"fail-backs-off",
+		`Fail leaves the failure in the place of the lease: TryLease is lost to nobody, with the failure and the time left, to the
+failed token as well, and the claim is gone. A failure that is only announced is missed by everybody who asks a moment
+later, and each of them loads again from a database that is in trouble (V8).`,
+		failBacksOff,
+	},
+	{
+		"fail-text",
+		`The failure travels as it is, empty or not, whatever bytes it holds: it is what callers on other nodes are shown.`,
+		failText,
+	},
+	{
+		"fail-ends",
+		`The back-off ends by itself after ttl, and then the key can be loaded. Otherwise one error is for ever.`,
+		failEnds,
+	},
+	{
+		"fail-no-back-off",
+		`With ttl 0 Fail leaves nothing and announces failed all the same: those who waited share the error, the next one
+loads. A lease that stays would be waited for.`,
+		failNoBackOff,
+	},
+	{
+		"fail-not-mine",
+		`Fail changes nothing and is silent if neither lease nor claim are the token's. Otherwise a load that was overtaken or
+voided stops, with its error, the load that is to replace it (G6).`,
+		failNotMine,
+	},
+	{
+		"fail-one-of-two",
+		`The claim alone or the lease alone is enough for Fail: a load that outlived its lease has failed all the same, and one
+that never got to its claim must not leave its lease.`,
+		failOneOfTwo,
+	},
+	{
+		"fail-forced",
+		`AskForce passes a back-off, since Refresh is to load now, and never a live holder, since one load at a time is the
+promise.`,
+		failForced,
+	},
+	{
+		"fail-keeps-value",
+		`Fail leaves the value: it is served in place of the error.`,
+		failKeepsValue,
+	},
+}
+
+// backsOff demands a back-off.
+func (s *stores) backsOff(st refill.Store, key, failure string) {
+	s.Helper()
+	for _, how := range []refill.Ask{refill.AskOnce, refill.AskLeft} {
+		l := s.try(st, key, "z#1", long, how)
+		if l.Won || l.Holder != "" || l.Failure != failure {
+			s.Fatalf("TryLease during a back-off, Ask %d: %+v, want it lost with failure %q and without a holder", how, l, failure)
+		}
+		if how == refill.AskLeft {
+			s.within("Left of the back-off", l.Left, long)
+		}
+	}
+}
+
+func failBacksOff(s *stores) {
+	s.begin(s.A, key, "a#1", long)
+	s.fail(s.A, key, "a#1", "boom", long)
+	s.backsOff(s.A, key, "boom")
+	s.backsOff(s.B, key, "boom")
+	if l := s.try(s.A, key, "a#1", long, refill.AskLeft); l.Won {
+		s.Fatalf("TryLease of the token that failed is won during its own back-off")
+	}
+	s.renew(s.A, key, "a#1", false)
+	s.finish(s.A, key, "a#1", s.record("a#1", "x"), refill.PublishRefused)
+	s.backsOff(s.B, key, "boom")
+	s.holds(key, nil)
+}
+
+func failText(s *stores) {
+	e := s.listen(s.B, "product")
+	texts := []string{"", "!", "!boom", "a#1", "line\nline\r\n", "nul\x00nul", "\xff\xfe", "ключ: 'x' \"y\" \\z", strings.Repeat("e", 8<<10)}
+	for _, text := range texts {
+		s.begin(s.A, key, "a#1", long)
+		s.fail(s.A, key, "a#1", text, long)
+		s.backsOff(s.B, key, text)
+		e.hears(refill.Note{Kind: refill.NoteFailed, Key: key, Token: "a#1", Failure: text})
+		e.heardAll(key)
+	}
+}
+
+func failEnds(s *stores) {
+	s.begin(s.A, key, "a#1", long)
+	s.fail(s.A, key, "a#1", "boom", s.short)
+	if l := s.try(s.B, key, "b#1", long, refill.AskOnce); l.Won {
+		s.Fatalf("TryLease right after Fail is won, want the back-off")
+	}
+	s.ended(s.B, key, "b#1")
+	s.take(s.B, key, "b#1")
+}
+
+func failNoBackOff(s *stores) {
+	e := s.listen(s.B, "product")
+	s.begin(s.A, key, "a#1", long)
+	s.fail(s.A, key, "a#1", "boom", 0)
+	e.hears(refill.Note{Kind: refill.NoteFailed, Key: key, Token: "a#1", Failure: "boom"})
+	s.finish(s.A, key, "a#1", s.record("a#1", "x"), refill.PublishRefused)
+	s.win(s.B, key, "b#1", long)
+	e.heardAll(key)
+}
+
+func failNotMine(s *stores) {
+	e := s.listen(s.B, "product")
+	s.fail(s.A, key, "a#1", "boom", long) // nothing is there
+	s.begin(s.B, key, "b#1", long)
+	s.fail(s.A, key, "a#1", "boom", long)
+	s.fail(s.A, key, "a#1", "boom", 0)
+	s.lose(s.A, key, "a#2", "b#1")
+	s.alive(s.B, key, "b#1")
+	e.heardAll(key)
+}
+
+func failOneOfTwo(s *stores) {
+	const other = "product:43"
+	e := s.listen(s.B, "product")
+	s.win(s.A, key, "a#1", long)
+	s.fail(s.A, key, "a#1", "no claim", long)
+	e.hears(refill.Note{Kind: refill.NoteFailed, Key: key, Token: "a#1", Failure: "no claim"})
+	s.backsOff(s.B, key, "no claim")
+	e.heardAll(key)
+
+	s.overtaken(other, "a#2", "b#1")
+	s.release(s.B, other, "b#1")
+	e.hears(refill.Note{Kind: refill.NoteReleased, Key: other, Token: "b#1"})
+	s.fail(s.A, other, "a#2", "no lease", long)
+	e.hears(refill.Note{Kind: refill.NoteFailed, Key: other, Token: "a#2", Failure: "no lease"})
+	s.backsOff(s.B, other, "no lease")
+	s.finish(s.A, other, "a#2", s.record("a#2", "x"), refill.PublishRefused)
+	e.heardAll(other)
+}
+
+func failForced(s *stores) {
+	s.begin(s.A, key, "a#1", long)
+	s.fail(s.A, key, "a#1", "boom", long)
+	if l := s.try(s.B, key, "b#1", long, refill.AskForce); !l.Won {
+		s.Fatalf("TryLease with AskForce during a back-off = %+v, want it won", l)
+	}
+	if l := s.try(s.A, key, "a#2", long, refill.AskForce); l.Won || l.Holder != "b#1" {
+		s.Fatalf("TryLease with AskForce of a lease that is held = %+v, want it lost to b#1", l)
+	}
+	s.take(s.B, key, "b#1")
+	s.finish(s.B, key, "b#1", s.record("b#1", "x"), refill.PublishStored)
+}
+
+func failKeepsValue(s *stores) {
+	v1 := s.record("a#1", "v1")
+	s.fill(s.A, key, "a#1", v1)
+	s.begin(s.B, key, "b#1", long)
+	s.fail(s.B, key, "b#1", "boom", long)
+	s.holds(key, v1)
+}
+
+var releaseCases = []storeCase{
+	{
+		"release-frees",
+		`Release frees lease and claim and announces released. Nobody would load, and nobody be woken, until the lease
+ends by itself; and a load that was given up could still be stored.`,
+		releaseFrees,
+	},
+	{
+		"release-each-own",
+		`Release frees lease and claim each only if it is the token's, and is silent if neither is. A release without the owner
+check, late by a freeze, frees the lease of the next one, and a third comes in (seeds row 5).`,
+		releaseEachOwn,
+	},
+}
+
+func releaseFrees(s *stores) {
+	v1 := s.record("a#0", "v1")
+	s.fill(s.A, key, "a#0", v1)
+	e := s.listen(s.B, "product")
+	for range 2 {
+		s.begin(s.A, key, "a#1", long)
+		s.release(s.A, key, "a#1")
+		e.hears(refill.Note{Kind: refill.NoteReleased, Key: key, Token: "a#1"})
+		s.finish(s.A, key, "a#1", s.record("a#1", "x"), refill.PublishRefused)
+		s.release(s.A, key, "a#1")
+	}
+	s.win(s.A, key, "a#2", long)
+	s.release(s.A, key, "a#2")
+	e.hears(refill.Note{Kind: refill.NoteReleased, Key: key, Token: "a#2"})
+	s.holds(key, v1)
+	s.win(s.B, key, "b#1", long)
+	e.heardAll(key)
+}
+
+func releaseEachOwn(s *stores) {
+	e := s.listen(s.A, "product")
+	s.begin(s.B, key, "b#1", long)
+	s.release(s.A, key, "a#1")
+	s.alive(s.B, key, "b#1")
+	s.release(s.B, key, "b#1")
+	e.hears(refill.Note{Kind: refill.NoteReleased, Key: key, Token: "b#1"})
+
+	s.overtaken(key, "a#2", "b#2")
+	s.release(s.A, key, "a#2") // the claim only
+	e.hears(refill.Note{Kind: refill.NoteReleased, Key: key, Token: "a#2"})
+	s.lose(s.A, key, "a#3", "b#2")
+	s.finish(s.A, key, "a#2", s.record("a#2", "x"), refill.PublishRefused)
+	s.holds(key, nil)
+
+	s.take(s.B, key, "b#2")
+	s.alive(s.B, key, "b#2")
+	e.heardAll(key)
+}
