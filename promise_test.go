@@ -798,10 +798,7 @@ func TestWithoutTheStore(t *testing.T) {
 func TestABreakOfTheSubscription(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
-		shared := refill.NewMemory()
-		s := newSpy(shared)
-		l := node(t, d.load, refill.Config{TTL: time.Minute, Shared: s})
-		peer := node(t, d.load, refill.Config{TTL: time.Minute, Shared: shared})
+		s, l, peer := pair(t, d, refill.Config{TTL: time.Minute})
 		get(t, l, "k")
 		s.cut(true)
 		d.version.Store(1)

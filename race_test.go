@@ -15,10 +15,7 @@ import (
 func TestAReadOvertakenByAnInvalidate(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
-		shared := refill.NewMemory()
-		s := newSpy(shared)
-		l := node(t, d.load, refill.Config{TTL: time.Hour, Shared: s})
-		peer := node(t, d.load, refill.Config{TTL: time.Hour, Shared: shared})
+		s, l, peer := pair(t, d, refill.Config{TTL: time.Hour})
 		get(t, peer, "k")
 		s.onGet(func() {
 			s.onGet(nil)
@@ -39,10 +36,7 @@ func TestAReadOvertakenByAnInvalidate(t *testing.T) {
 func TestAReadAcrossABreakOfTheSubscription(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
-		shared := refill.NewMemory()
-		s := newSpy(shared)
-		l := node(t, d.load, refill.Config{TTL: time.Hour, Shared: s})
-		peer := node(t, d.load, refill.Config{TTL: time.Hour, Shared: shared})
+		s, l, peer := pair(t, d, refill.Config{TTL: time.Hour})
 		get(t, peer, "k")
 		s.onGet(func() {
 			s.onGet(nil)
@@ -90,10 +84,7 @@ func TestInvalidateIsDoneWhenItReturns(t *testing.T) {
 func TestAnAnnouncementFromBeforeTheInvalidate(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
-		shared := refill.NewMemory()
-		s := newSpy(shared)
-		l := node(t, d.load, refill.Config{TTL: time.Hour, Shared: s})
-		peer := node(t, d.load, refill.Config{TTL: time.Hour, Shared: shared})
+		s, l, peer := pair(t, d, refill.Config{TTL: time.Hour})
 		get(t, peer, "k")
 		get(t, l, "k")
 		s.holdNotes(true)
@@ -116,10 +107,7 @@ func TestAnAnnouncementFromBeforeTheInvalidate(t *testing.T) {
 func TestAnAnnouncementOutOfOrder(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
-		shared := refill.NewMemory()
-		s := newSpy(shared)
-		l := node(t, d.load, refill.Config{TTL: time.Hour, Shared: s})
-		peer := node(t, d.load, refill.Config{TTL: time.Hour, Shared: shared})
+		s, l, peer := pair(t, d, refill.Config{TTL: time.Hour})
 		get(t, peer, "k")
 		get(t, l, "k")
 		s.holdNotes(true)
@@ -149,10 +137,7 @@ func TestAnAnnouncementOutOfOrder(t *testing.T) {
 func TestASecondLookUnderTheLease(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
-		shared := refill.NewMemory()
-		s := newSpy(shared)
-		l := node(t, d.load, refill.Config{TTL: time.Hour, Shared: s})
-		peer := node(t, d.load, refill.Config{TTL: time.Hour, Shared: shared})
+		s, l, peer := pair(t, d, refill.Config{TTL: time.Hour})
 		s.onGet(func() {
 			s.onGet(nil)
 			get(t, peer, "k")
@@ -161,7 +146,7 @@ func TestASecondLookUnderTheLease(t *testing.T) {
 		if n := d.loads.Load(); n != 1 {
 			t.Errorf("%d loads, want 1", n)
 		}
-		if lease, err := shared.TryLease(t.Context(), "thing:k", "x#1", time.Second, refill.AskOnce); err != nil || !lease.Won {
+		if lease, err := s.TryLease(t.Context(), "thing:k", "x#1", time.Second, refill.AskOnce); err != nil || !lease.Won {
 			t.Errorf("%+v, %v: the lease was not given back", lease, err)
 		}
 	})
@@ -171,10 +156,7 @@ func TestASecondLookUnderTheLease(t *testing.T) {
 func TestALostFilledAnnouncement(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 300 * ms}
-		shared := refill.NewMemory()
-		s := newSpy(shared)
-		l := node(t, d.load, refill.Config{TTL: time.Hour, Shared: s})
-		peer := node(t, d.load, refill.Config{TTL: time.Hour, Shared: shared})
+		s, l, peer := pair(t, d, refill.Config{TTL: time.Hour})
 		s.mute.Store(true)
 		go func() { get(t, peer, "k") }()
 		time.Sleep(10 * ms)
@@ -239,10 +221,7 @@ func TestARefreshThatLosesKeepsQuiet(t *testing.T) {
 func TestAWaitAcrossABreakOfTheSubscription(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 300 * ms}
-		shared := refill.NewMemory()
-		s := newSpy(shared)
-		l := node(t, d.load, refill.Config{TTL: time.Hour, Shared: s})
-		peer := node(t, d.load, refill.Config{TTL: time.Hour, Shared: shared})
+		s, l, peer := pair(t, d, refill.Config{TTL: time.Hour})
 		go func() { get(t, peer, "k") }()
 		time.Sleep(10 * ms)
 		began := time.Now()

@@ -199,3 +199,14 @@ func node(t *testing.T, load func(context.Context, string) (string, error), cfg 
 	t.Cleanup(func() { _ = l.Close() })
 	return l
 }
+
+// pair makes a node behind a spy, and a peer that nothing comes between, over one store.
+func pair(t *testing.T, d *db, cfg refill.Config) (s *spy, l, peer *refill.Loader[string]) {
+	t.Helper()
+	shared := refill.NewMemory()
+	s = newSpy(shared)
+	cfg.Shared = s
+	l = node(t, d.load, cfg)
+	cfg.Shared = shared
+	return s, l, node(t, d.load, cfg)
+}

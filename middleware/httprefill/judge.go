@@ -157,7 +157,7 @@ func ageOf(h http.Header, now time.Time) time.Duration {
 		age, _ = parseSeconds(strings.TrimSpace(first)) // what is no number is ignored
 	}
 	if date, ok := dateOf(h, now); ok {
-		age = max(age, now.Sub(date))
+		age = max(age, now.Sub(date).Truncate(time.Second)) // a Date has no parts of one
 	}
 	return age
 }

@@ -1,7 +1,6 @@
 package httprefill
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"net/http"
@@ -157,7 +156,7 @@ func rewrittenFrom(r *http.Request, path, query string) string {
 //
 // It is made while r still belongs to us: a refresh runs after the request has been answered.
 func fillRequest(r *http.Request) *http.Request {
-	fill := r.Clone(context.WithoutCancel(r.Context()))
+	fill := r.Clone(r.Context())
 	fill.Body = http.NoBody
 	if fill.URL.Host != "" || fill.URL.Scheme != "" {
 		fill.URL.Host, fill.URL.Scheme, fill.URL.User = "", "", nil

@@ -19,16 +19,20 @@ type response struct {
 	open     class // requests with these credentials may have it, too
 	strict   bool  // never to be served stale
 	born     time.Time
+	took     time.Duration // from born until it was complete
 	lifetime time.Duration // from born
 	status   int
 	header   http.Header
 	body     []byte
 }
 
-// serves reports whether a request of class c may have it. The Loader decides about its age, but does not know that a
-// strict one must not stand in for an error.
-func (p *response) serves(c class, now time.Time) bool {
-	return !p.apart && c&^p.open == 0 && (!p.strict || p.age(now) < p.lifetime)
+// serves reports whether a request of class c that came then may have it now. The Loader decides about its age, but does
+// not know that a strict one must not stand in for an error. Those who waited for it may have it, however long that took.
+func (p *response) serves(c class, came, now time.Time) bool {
+	if p.apart || c&^p.open != 0 {
+		return false
+	}
+	return !p.strict || p.age(now) < p.lifetime || !p.born.Add(p.took).Before(came)
 }
 
 // age never is negative: the node that stored it may have a clock ahead of ours.
@@ -149,8 +153,8 @@ func storable(h http.Header, now time.Time) http.Header {
 
 // codec is the encoding of responses, version 1; uvarints, and strings with their length in front:
 //
-//	1 version · 1 flags (1 strict, 2 cookie, 4 authorization) · 8 born in µs since 1970, big-endian · lifetime in µs · status
-//	· number of fields, then each, by name in ascending order: name · number of values, then each · body
+//	1 version · 1 flags (1 strict, 2 cookie, 4 authorization) · 8 born in µs since 1970, big-endian · took in µs · lifetime
+//	in µs · status · number of fields, then each, by name in ascending order: name · number of values, then each · body
 type codec struct{}
 
 const (
@@ -173,6 +177,7 @@ func (codec) Marshal(v any) ([]byte, error) {
 	b := make([]byte, 0, 512+len(p.body))
 	b = append(b, version, p.flags())
 	b = binary.BigEndian.AppendUint64(b, uint64(p.born.UnixMicro()))
+	b = binary.AppendUvarint(b, uint64(p.took.Microseconds()))
 	b = binary.AppendUvarint(b, uint64(p.lifetime.Microseconds()))
 	b = binary.AppendUvarint(b, uint64(p.status))
 	b = binary.AppendUvarint(b, uint64(len(p.header)))
@@ -218,7 +223,8 @@ func (codec) Unmarshal(data []byte, pointer any) error {
 		p.open |= withAuthorization
 	}
 	p.born = time.UnixMicro(int64(d.uint64()))
-	p.lifetime = time.Duration(d.uvarint(maxLifetime)) * time.Microsecond
+	p.took = time.Duration(d.uvarint(maxSpan)) * time.Microsecond
+	p.lifetime = time.Duration(d.uvarint(maxSpan)) * time.Microsecond
 	p.status = int(d.uvarint(599))
 	p.header = d.header()
 	p.body = d.bytes()
@@ -229,8 +235,8 @@ func (codec) Unmarshal(data []byte, pointer any) error {
 	return nil
 }
 
-// maxLifetime is beyond all that a response can ask for, in µs.
-const maxLifetime = uint64(1 << 52)
+// maxSpan is beyond all that a response can ask for, in µs, and within a time.Duration.
+const maxSpan = uint64(1 << 52)
 
 var errEncoding = errors.New("httprefill: not a response of this version")
 

@@ -28,10 +28,11 @@ import (
 type run struct {
 	begun   time.Time
 	owner   context.Context // ends when the owner has been answered, or its client has left
+	class   class           // of the owner
 	cancel  context.CancelFunc
-	judge   func(status int, h http.Header, now time.Time) verdict
-	learn   func(verdict) // is told, once, that the response is not shared
+	terms   terms
 	maxBody int
+	learn   func(verdict) // is told that the response is not shared
 
 	decided chan struct{}      // closed once phase is not collecting any more
 	calls   chan func(*outlet) // from the handler to the owner, once handed over
@@ -42,12 +43,13 @@ type run struct {
 	header http.Header
 	wrote  bool // WriteHeader was called
 
-	mu       sync.Mutex
+	mu       sync.Mutex // guards what follows
 	phase    phase
-	verdict  verdict     // of the header as far as it is known
-	status   int         // 0 until it is collected; it is not once handed over
-	sent     http.Header // header when status was written
+	verdict  verdict     // of the header as far as it is known; does not change once decided
+	status   int         // 0 until it is collected, and for ever if the run was handed over before
+	sent     http.Header // header when status was collected
 	body     []byte
+	took     time.Duration // until it was complete
 	panicked any
 	deadline [2]*time.Time // set by the handler for its connection: read, write
 }
@@ -95,7 +97,7 @@ func (u *run) finish(p any) {
 	case u.phase != collecting:
 	case p != nil:
 		status := http.StatusInternalServerError
-		if p == http.ErrAbortHandler { //nolint:errorlint // compared as net/http does
+		if err, ok := p.(error); ok && errors.Is(err, http.ErrAbortHandler) {
 			status = http.StatusBadGateway
 		}
 		u.settle(broken, u.failure(status, fmt.Sprintf("panic: %v\n\n%s", p, debug.Stack())))
@@ -104,6 +106,7 @@ func (u *run) finish(p any) {
 	case u.trailers():
 		u.settle(handedOver, notShared("trailers"))
 	default:
+		u.took = time.Since(u.begun)
 		u.settle(complete, u.verdict)
 	}
 }
@@ -130,11 +133,7 @@ func (u *run) handOver(v verdict) {
 }
 
 func (u *run) failure(status int, detail string) verdict {
-	f := &failure{status: status, detail: detail}
-	if v := u.judge(http.StatusInternalServerError, nil, u.begun); v.kind == failed {
-		f.personal = v.why.(*failure).personal //nolint:errorlint // made by judge
-	}
-	return verdict{kind: failed, why: f}
+	return verdict{kind: failed, why: &failure{status: status, personal: u.class != 0, detail: detail}}
 }
 
 // whole reports whether the body is as long as the header says.
@@ -173,7 +172,7 @@ func (u *run) response() *response {
 		h.Set("Content-Type", http.DetectContentType(u.body))
 	}
 	return &response{
-		open: v.open, strict: v.strict, born: u.begun.Add(-v.age), lifetime: v.lifetime,
+		open: v.open, strict: v.strict, born: u.begun.Add(-v.age), took: v.age + u.took, lifetime: v.lifetime,
 		status: u.status, header: h, body: u.body,
 	}
 }
@@ -211,7 +210,7 @@ func (u *run) interim(status int) {
 
 // collect takes the status, unless the run has been handed over.
 func (u *run) collect(status int, sent http.Header) bool {
-	v := u.judge(status, sent, time.Now())
+	v := judge(status, sent, u.class, u.terms, time.Now())
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.phase != collecting {
@@ -319,7 +318,7 @@ func (u *run) EnableFullDuplex() error { return nil }
 
 // ask calls the owner's connection, and does nothing while there is none.
 func (u *run) ask(call func(*http.ResponseController) error) (err error) {
-	if !u.isHandedOver() {
+	if !u.is(handedOver) {
 		return nil
 	}
 	if gone := u.do(func(o *outlet) { err = call(http.NewResponseController(o.w)) }); gone != nil {
@@ -328,10 +327,11 @@ func (u *run) ask(call func(*http.ResponseController) error) (err error) {
 	return err
 }
 
-func (u *run) isHandedOver() bool {
+// is reports whether the run is in this phase.
+func (u *run) is(p phase) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return u.phase == handedOver
+	return u.phase == p
 }
 
 // do has the owner carry out a call of the handler, and returns when that is done.

@@ -24,7 +24,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.next.ServeHTTP(w, r)
 		return
 	}
-	v := &visit{handler: h, w: w, r: r, key: keyOf(r), class: classOf(r)}
+	v := &visit{handler: h, w: w, r: r, key: keyOf(r), class: classOf(r), came: time.Now()}
 	switch mark := h.cache.marks.get(v.key, v.class); {
 	case mark != nil:
 		v.pass(mark)
@@ -42,6 +42,7 @@ type visit struct {
 	r     *http.Request
 	key   string
 	class class
+	came  time.Time
 
 	owner  context.Context // see run
 	fill   *http.Request   // what the handler gets to see if it runs for all
@@ -57,7 +58,7 @@ func (v *visit) get() {
 	p, err := v.cache.loader.GetWith(v.owner, v.key, v.load)
 	own := v.latest.Load() // the last run that was begun for this request, if any
 	switch {
-	case err == nil && p.serves(v.class, time.Now()):
+	case err == nil && p.serves(v.class, v.came, time.Now()):
 		p.write(v.w, v.r, own != nil && own.is(complete))
 	case own != nil && own.is(handedOver):
 		own.serve(v.w)
@@ -81,10 +82,7 @@ func (v *visit) load(ctx context.Context, key string) (*response, error) {
 	c := v.cache
 	runs, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	u := &run{
-		begun: time.Now(), owner: v.owner, cancel: cancel, maxBody: c.maxBody,
-		judge: func(status int, h http.Header, now time.Time) verdict {
-			return judge(status, h, v.class, c.terms, now)
-		},
+		begun: time.Now(), owner: v.owner, class: v.class, cancel: cancel, terms: c.terms, maxBody: c.maxBody,
 		learn:   func(d verdict) { c.marks.set(key, v.class, d.once) },
 		decided: make(chan struct{}), ended: make(chan struct{}),
 		calls: make(chan func(*outlet)), carried: make(chan struct{}),
@@ -111,16 +109,9 @@ func (v *visit) load(ctx context.Context, key string) (*response, error) {
 	}
 }
 
-// is reports what became of a run.
-func (u *run) is(p phase) bool {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return u.phase == p
-}
-
 // head answers a HEAD with what a GET has stored. It never runs the handler as for a GET, whose response may not end.
 func (v *visit) head() {
-	if found, ok := v.cache.loader.Peek(v.r.Context(), v.key); ok && found.Value.serves(v.class, time.Now()) {
+	if found, ok := v.cache.loader.Peek(v.r.Context(), v.key); ok && found.Value.serves(v.class, v.came, time.Now()) {
 		found.Value.write(v.w, v.r, false)
 		return
 	}
