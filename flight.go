@@ -190,11 +190,17 @@ func (f *flights[V]) unlist(c *call[V]) {
 func (f *flights[V]) leave(c *call[V]) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if c.places--; c.places == 0 {
+	switch c.places--; {
+	case c.places == 0:
 		f.unlist(c)
 		c.cancel(errAbandoned)
+	case f.closing.Load() && f.needless(c):
+		c.cancel(errClosing)
 	}
 }
+
+// needless reports whether a call only refreshes behind everybody's back. The caller holds f.mu.
+func (f *flights[V]) needless(c *call[V]) bool { return c.behind && c.places <= 1 }
 
 // stay gives the flight a place of its own: it has handed out a stale value and works on behind its callers' backs. It
 // returns false when it must not: everybody has left already, or the Loader closes.
@@ -282,7 +288,7 @@ func (f *flights[V]) close() {
 	defer f.mu.Unlock()
 	f.closing.Store(true)
 	for c := range f.running {
-		if c.behind && c.places <= 1 {
+		if f.needless(c) {
 			c.cancel(errClosing)
 		}
 	}

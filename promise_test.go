@@ -306,6 +306,26 @@ func TestAbsenceNotCached(t *testing.T) {
 	})
 }
 
+// An absence that is not cached still replaces the stale value, on every node.
+func TestAbsenceNotCachedReplacesAStaleValue(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{took: 10 * ms}
+		nodes := fleet(t, 2, d, refill.Config{TTL: time.Second, StaleFor: time.Hour, NotFoundTTL: -1})
+		for _, l := range nodes {
+			get(t, l, "k")
+		}
+		d.fail(refill.ErrNotFound)
+		time.Sleep(2 * time.Second)
+		get(t, nodes[0], "k") // stale, and refreshed behind
+		time.Sleep(100 * ms)
+		for i, l := range nodes {
+			if v, err := l.Get(t.Context(), "k"); !errors.Is(err, refill.ErrNotFound) {
+				t.Errorf("node %d: %q, %v", i, v, err)
+			}
+		}
+	})
+}
+
 func TestExpire(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 100 * ms}

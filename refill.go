@@ -406,13 +406,16 @@ func (l *Loader[V]) fallBack(c *call[V], err error) {
 	c.settle(answer[V]{err: err})
 }
 
-// keep puts an entry into L1, if it may be served from there. One that was voided on its way would only be in the way.
+// keep puts an entry into L1. One that is dead already is never served from there, but takes the place of an older one that
+// would be; one that was voided on its way would only be in the way.
 func (l *Loader[V]) keep(e *entry[V], size int) {
-	now := l.now()
-	if e.life.at(now) <= Spare && l.local.unvoided(e) {
-		e.hit.Store(l.local.hitUntil(e.life, now))
-		l.local.put(e, size)
+	if !l.local.unvoided(e) {
+		return
 	}
+	if now := l.now(); e.life.at(now) == Fresh { // else not even for the tick that the coarse clock lags behind
+		e.hit.Store(l.local.hitUntil(e.life, now))
+	}
+	l.local.put(e, size)
 }
 
 // loaded is what a load function returned, or what became of it.

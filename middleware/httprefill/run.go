@@ -29,10 +29,11 @@ type run struct {
 	begun   time.Time
 	owner   context.Context // ends when the owner has been answered, or its client has left
 	class   class           // of the owner
+	ctx     context.Context // the handler's
 	cancel  context.CancelFunc
 	terms   terms
 	maxBody int
-	learn   func(verdict) // is told that the response is not shared
+	learn   func(verdict) // see remember
 
 	decided chan struct{}      // closed once phase is not collecting any more
 	calls   chan func(*outlet) // from the handler to the owner, once handed over
@@ -50,6 +51,7 @@ type run struct {
 	sent     http.Header // header when status was collected
 	body     []byte
 	took     time.Duration // until it was complete
+	flushed  bool          // the handler asked for it while there was nobody to flush to
 	panicked any
 	deadline [2]*time.Time // set by the handler for its connection: read, write
 }
@@ -117,10 +119,15 @@ func (u *run) settle(p phase, v verdict) {
 	if p == handedOver {
 		context.AfterFunc(u.owner, u.cancel) // at once, if the owner is gone
 	}
-	if v.kind == apart {
+	u.remember(v)
+	close(u.decided)
+}
+
+// remember notes that the response is not shared. A handler that was told to give up says nothing about it.
+func (u *run) remember(v verdict) {
+	if v.kind == apart && u.ctx.Err() == nil {
 		u.learn(v)
 	}
-	close(u.decided)
 }
 
 // handOver ends the collecting from outside the handler, or before there is a status.
@@ -214,9 +221,7 @@ func (u *run) collect(status int, sent http.Header) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.phase != collecting {
-		if v.kind == apart { // it took too long to say so, but now it is known
-			u.learn(v)
-		}
+		u.remember(v) // it took too long to say so, but now it is known
 		return false
 	}
 	u.status, u.sent, u.verdict = status, sent, v
@@ -277,6 +282,9 @@ func (u *run) FlushError() (err error) {
 	if !u.wrote {
 		u.WriteHeader(http.StatusOK)
 	}
+	u.mu.Lock()
+	u.flushed = u.flushed || u.phase == collecting
+	u.mu.Unlock()
 	return u.ask(func(rc *http.ResponseController) error { return rc.Flush() })
 }
 
@@ -290,6 +298,7 @@ func (u *run) Hijack() (conn net.Conn, buffered *bufio.ReadWriter, err error) {
 		conn, buffered, err = rc.Hijack()
 		return err
 	})
+	u.wrote = u.wrote || err == nil // nothing more goes through us
 	return conn, buffered, err
 }
 
@@ -384,7 +393,7 @@ func (u *run) serve(w http.ResponseWriter) {
 // begin sends what was collected.
 func (u *run) begin(o *outlet) {
 	u.mu.Lock()
-	status, sent, body, deadline := u.status, u.sent, u.body, u.deadline
+	status, sent, body, flushed, deadline := u.status, u.sent, u.body, u.flushed, u.deadline
 	u.mu.Unlock()
 	rc := http.NewResponseController(o.w)
 	for which, t := range deadline {
@@ -397,6 +406,9 @@ func (u *run) begin(o *outlet) {
 	}
 	if len(body) > 0 {
 		_, _ = o.w.Write(body) // the handler hears of an error with its next Write
+	}
+	if flushed {
+		_ = rc.Flush()
 	}
 }
 

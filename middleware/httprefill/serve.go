@@ -57,9 +57,14 @@ func (v *visit) get() {
 	v.fill = fillRequest(v.r)
 	p, err := v.cache.loader.GetWith(v.owner, v.key, v.load)
 	own := v.latest.Load() // the last run that was begun for this request, if any
+	if own != nil && err != nil && v.r.Context().Err() == nil {
+		own.handOver(verdict{kind: failed, why: err}) // after LoadTimeout or Close, load may not have come to it yet
+	}
 	switch {
 	case err == nil && p.serves(v.class, v.came, time.Now()):
 		p.write(v.w, v.r, own != nil && own.is(complete))
+	case err != nil && v.r.Context().Err() != nil: // whatever the run came to: its handler has been cancelled
+		v.fail(err)
 	case own != nil && own.is(handedOver):
 		own.serve(v.w)
 	case own != nil && own.is(broken):
@@ -80,16 +85,16 @@ func (v *visit) get() {
 // answered already: to refresh what it got.
 func (v *visit) load(ctx context.Context, key string) (*response, error) {
 	c := v.cache
-	runs, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	u := &run{
-		begun: time.Now(), owner: v.owner, class: v.class, cancel: cancel, terms: c.terms, maxBody: c.maxBody,
+		begun: time.Now(), owner: v.owner, class: v.class, ctx: own, cancel: cancel, terms: c.terms, maxBody: c.maxBody,
 		learn:   func(d verdict) { c.marks.set(key, v.class, d.once) },
 		decided: make(chan struct{}), ended: make(chan struct{}),
 		calls: make(chan func(*outlet)), carried: make(chan struct{}),
 		header: make(http.Header),
 	}
 	v.latest.Store(u)
-	go u.handle(v.next, v.fill.Clone(runs))
+	go u.handle(v.next, v.fill.Clone(own))
 	select {
 	case <-u.decided:
 	case <-ctx.Done(): // LoadTimeout, or nobody waits any more: its owner may have it, if that is still there
@@ -123,7 +128,7 @@ func (v *visit) head() {
 func (v *visit) pass(m *mark) {
 	before := maps.Clone(v.w.Header())
 	v.next.ServeHTTP(v.w, v.r)
-	if m.once || v.r.Method != http.MethodGet {
+	if m.once || v.r.Method != http.MethodGet || v.r.Context().Err() != nil {
 		return
 	}
 	now := time.Now()

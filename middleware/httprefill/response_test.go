@@ -1,0 +1,276 @@
+package httprefill
+
+import (
+	"encoding/hex"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/refill-go/refill"
+)
+
+func sample() *response {
+	return &response{
+		open: withCookie | withAuthorization, strict: true, born: time.UnixMicro(1_000_000), took: time.Millisecond,
+		lifetime: time.Second, status: 200, header: http.Header{"A": {"1", "2"}, "Date": nil}, body: []byte("body"),
+	}
+}
+
+// Two releases share one store: bytes that were written once have to stay readable, or the version changes.
+func TestEncodingIsAsItWas(t *testing.T) {
+	b, err := codec{}.Marshal(sample())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = "0107" + "00000000000f4240" + "e807" + "c0843d" + "c801" + "02" + "0141" + "02" + "0131" + "0132" + "0444617465" + "00" + "04626f6479"
+	if got := hex.EncodeToString(b); got != want {
+		t.Errorf("%s\nwant %s", got, want)
+	}
+}
+
+func TestDecodingIsStrict(t *testing.T) {
+	good, err := codec{}.Marshal(sample())
+	if err != nil {
+		t.Fatal(err)
+	}
+	bad := map[string][]byte{"more": append(good[:len(good):len(good)], 0)}
+	for n := range good {
+		bad[fmt.Sprint("the first ", n)] = good[:n]
+	}
+	for name, change := range map[string]func([]byte){
+		"version":     func(b []byte) { b[0] = 2 },
+		"flag":        func(b []byte) { b[1] |= 8 },
+		"status":      func(b []byte) { b[16] = 0 },
+		"name order":  func(b []byte) { b[19] = 'Z' },
+		"many fields": func(b []byte) { b[17] = 0x7f },
+	} {
+		b := append([]byte(nil), good...)
+		change(b)
+		bad[name] = b
+	}
+	for name, b := range bad {
+		var p *response
+		if err := (codec{}).Unmarshal(b, &p); err == nil || p != nil {
+			t.Errorf("%s: %+v, %v", name, p, err)
+		}
+	}
+	for _, v := range []any{nil, "x", (*response)(nil), &response{apart: true}} {
+		if _, err := (codec{}).Marshal(v); err == nil {
+			t.Errorf("%v can be stored", v)
+		}
+	}
+}
+
+func TestMatches(t *testing.T) {
+	for _, c := range []struct {
+		list, tag string
+		want      bool
+	}{
+		{`"a"`, `"a"`, true},
+		{`W/"a"`, `"a"`, true},
+		{`"a"`, `W/"a"`, true},
+		{`"x", "a"`, `"a"`, true},
+		{`"x,y","a"`, `"a"`, true},
+		{`"x", "a,b"`, `"a"`, false},
+		{`"b"`, `"a"`, false},
+		{`a`, `"a"`, false},
+		{`a`, `a`, false},
+		{`*`, ``, true},
+		{``, ``, false},
+		{`"a`, `"a"`, false},
+		{`"`, `"`, false},
+		{`"", "a"`, `"a"`, true},
+		{`"x", b, "a"`, `"a"`, false},
+		{`W/`, `W/`, false},
+	} {
+		if got := matches(c.list, c.tag); got != c.want {
+			t.Errorf("matches(%q, %q) = %v", c.list, c.tag, got)
+		}
+	}
+}
+
+func TestCacheControl(t *testing.T) {
+	for value, want := range map[string]cacheControl{
+		`max-age=1, max-age=2`:                  {maxAge: time.Second, hasMaxAge: true},
+		`Public,S-MaxAge = 5`:                   {public: true, sMaxAge: 5 * time.Second, hasSMaxAge: true},
+		`private="a, max-age=5"`:                {forbids: true},
+		`no-cache="x"`:                          {forbids: true},
+		`ext="no-store", must-revalidate`:       {must: true, strict: true},
+		`ext="a\"b, private", proxy-revalidate`: {strict: true},
+		`stale-while-revalidate=9,,`:            {swr: 9 * time.Second, hasSWR: true},
+		`max-age="5"`:                           {hasMaxAge: true},
+		`max-age='5'`:                           {hasMaxAge: true},
+		`max-age`:                               {hasMaxAge: true},
+		`max-age=+5`:                            {hasMaxAge: true},
+		`max-age=007`:                           {maxAge: 7 * time.Second, hasMaxAge: true},
+		`ext="open`:                             {forbids: true},
+		``:                                      {},
+		`immutable, max-age=99999999999999999999`: {maxAge: 1 << 31 * time.Second, hasMaxAge: true},
+	} {
+		if got := parseCacheControl([]string{value}); got != want {
+			t.Errorf("%s: %+v, want %+v", value, got, want)
+		}
+	}
+}
+
+func TestStaleFor(t *testing.T) {
+	for cc, want := range map[string]time.Duration{
+		"max-age=9":                            time.Minute,
+		"s-maxage=9":                           0,
+		"s-maxage=9, stale-while-revalidate=5": 5 * time.Second,
+		"max-age=9, stale-while-revalidate=0":  0,
+		"max-age=9, must-revalidate":           0,
+		"max-age=9, proxy-revalidate, stale-while-revalidate=60": 0,
+	} {
+		v := judge(200, http.Header{"Cache-Control": {cc}}, 0, terms{most: time.Hour, staleFor: time.Minute}, time.Now())
+		if v.kind != shared || v.staleFor != want {
+			t.Errorf("%s: %v, stale for %v, want %v", cc, v.kind, v.staleFor, want)
+		}
+	}
+}
+
+func FuzzJudge(f *testing.F) {
+	f.Add(`max-age=60, ext="a\"b"`, "12", "Sat, 21 Nov 2026 12:00:00 GMT", "Sat, 21 Nov 2026 12:00:00 GMT")
+	now := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+	f.Fuzz(func(t *testing.T, cc, age, date, expires string) {
+		h := http.Header{"Cache-Control": {cc}, "Age": {age}, "Date": {date}, "Expires": {expires}}
+		v := judge(200, h, 0, terms{most: time.Hour}, now)
+		if v.kind == shared && (v.lifetime-v.age <= 0 || v.lifetime-v.age > time.Hour || v.age < 0 || v.staleFor < 0) {
+			t.Errorf("%+v", v)
+		}
+		if low := strings.ToLower(cc); v.kind == shared && !strings.Contains(low, `"`) && strings.Contains(low, "no-store,") &&
+			strings.HasPrefix(low, "no-store") {
+			t.Errorf("%q is shared", cc)
+		}
+	})
+}
+
+// A key tells its parts apart, whatever is in them.
+func FuzzKey(f *testing.F) {
+	f.Add("a.example", "/b", "c=1", "a.example/", "b", "c=1")
+	f.Add("a", "/", "", "a/", "", "?")
+	f.Fuzz(func(t *testing.T, host1, path1, query1, host2, path2, query2 string) {
+		request := func(host, path, query string) *http.Request {
+			return &http.Request{Host: host, URL: &url.URL{Path: path, RawQuery: query}}
+		}
+		a, b := keyOf(request(host1, path1, query1)), keyOf(request(host2, path2, query2))
+		same := strings.EqualFold(host1, host2) && query1 == query2 &&
+			(path1 == path2 || strings.Trim(path1, "/") == "" && strings.Trim(path2, "/") == "")
+		if a == b && !same {
+			t.Errorf("%q for %q %q %q and %q %q %q", a, host1, path1, query1, host2, path2, query2)
+		}
+	})
+}
+
+func TestInvalidateBehindAProxy(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		c, err := New(Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		s := &site{answer: says("page", "Cache-Control: public, max-age=60")}
+		h := c.Middleware(s)
+		for i := range int64(2) {
+			ask(h, "GET", "http://a.example/p", "X-Forwarded-Proto: https")
+			ask(h, "HEAD", "http://a.example/p", "X-Forwarded-Proto: https")
+			if n := s.runs.Load(); n != i+1 {
+				t.Errorf("%d runs, want %d", n, i+1)
+			}
+			post := httptest.NewRequest("POST", "/p", strings.NewReader("x"))
+			post.Host = "A.example"
+			if err := c.Invalidate(t.Context(), post); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+func TestRequestsWithABodyGoStraight(t *testing.T) {
+	for name, change := range map[string]func(*http.Request){
+		"length":  func(r *http.Request) { r.ContentLength = 1 },
+		"unknown": func(r *http.Request) { r.ContentLength = -1 },
+		"chunked": func(r *http.Request) { r.TransferEncoding = []string{"chunked"} },
+	} {
+		r := httptest.NewRequest("GET", "/", nil)
+		if !eligible(r) {
+			t.Fatal("a plain GET is not eligible")
+		}
+		if change(r); eligible(r) {
+			t.Error(name)
+		}
+	}
+}
+
+// The yardstick's set-up: this middleware around a reverse proxy.
+func TestServerAroundAProxy(t *testing.T) {
+	var runs atomic.Int64
+	origin := httptest.NewServer(handlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		runs.Add(1)
+		switch r.URL.Path {
+		case "/chunked":
+			w.Header().Set("Cache-Control", "max-age=60")
+			w.(http.Flusher).Flush()
+			fmt.Fprint(w, "page")
+		case "/broken":
+			w.Header().Set("Cache-Control", "max-age=60")
+			w.Header().Set("Content-Length", "100")
+			fmt.Fprint(w, "half")
+		}
+	}))
+	defer origin.Close()
+	target, err := url.Parse(origin.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) }}
+	srv := server(t, proxy.ServeHTTP)
+	for range 3 {
+		if body, err := io.ReadAll(get(t, srv, "/chunked").Body); string(body) != "page" || err != nil {
+			t.Errorf("%q, %v", body, err)
+		}
+	}
+	if n := runs.Load(); n != 1 {
+		t.Errorf("%d runs of a page in chunks, want 1", n)
+	}
+	if res, err := srv.Client().Get(srv.URL + "/broken"); err == nil {
+		if body, err := io.ReadAll(res.Body); err == nil && res.StatusCode == 200 { // Go's client tries a lost GET again
+			t.Errorf("half a body looks whole: %d %q", res.StatusCode, body)
+		}
+		res.Body.Close()
+	}
+	if res := get(t, srv, "/broken"); res.StatusCode != http.StatusBadGateway {
+		t.Errorf("then: %d", res.StatusCode)
+	}
+}
+
+func BenchmarkHit(b *testing.B) {
+	c, err := New(Config{Config: refill.Config{TTL: time.Hour}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer c.Close()
+	h := c.Middleware(handlerFunc(says(strings.Repeat("x", 1000), "Cache-Control: public, max-age=3600", "Content-Type: text/plain")))
+	r := httptest.NewRequest("GET", "/page?x=1", nil)
+	r.Header.Set("User-Agent", "bench")
+	r.Header.Set("Accept", "*/*")
+	w := &discard{}
+	b.ReportAllocs()
+	for b.Loop() {
+		w.header = make(http.Header)
+		h.ServeHTTP(w, r)
+	}
+}
+
+type discard struct{ header http.Header }
+
+func (d *discard) Header() http.Header         { return d.header }
+func (d *discard) WriteHeader(int)             {}
+func (d *discard) Write(b []byte) (int, error) { return len(b), nil }

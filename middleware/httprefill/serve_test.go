@@ -1,0 +1,675 @@
+package httprefill
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httptrace"
+	"net/textproto"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/refill-go/refill"
+)
+
+func handlerFunc(f http.HandlerFunc) http.Handler { return f }
+
+// all sends n requests at once and returns their answers.
+func all(n int, send func(i int) *httptest.ResponseRecorder) []*httptest.ResponseRecorder {
+	answers := make([]*httptest.ResponseRecorder, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() { answers[i] = send(i) })
+	}
+	wg.Wait()
+	return answers
+}
+
+// A load that takes longer than the response lives is one load all the same, also where must-revalidate forbids stale
+// responses: those who waited for it get it.
+func TestALoadLongerThanTheLifetimeIsOne(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := &site{took: 3 * time.Second, answer: says("page", "Cache-Control: public, max-age=1, must-revalidate")}
+		shared := refill.NewMemory()
+		cfg := Config{Config: refill.Config{Shared: shared, StaleIfError: time.Hour}}
+		nodes := []http.Handler{cached(t, s, cfg), cached(t, s, cfg)}
+		for _, w := range all(50, func(i int) *httptest.ResponseRecorder { return ask(nodes[i%2], "GET", "/") }) {
+			if w.Code != 200 || w.Body.String() != "page" {
+				t.Errorf("%d %q", w.Code, w.Body)
+			}
+		}
+		if n := s.runs.Load(); n != 1 {
+			t.Errorf("%d runs, want 1", n)
+		}
+	})
+}
+
+// A handler that is slower than LoadTimeout: the request that it runs for is answered as without a cache, the others are not
+// kept waiting, and once its header is known, nobody waits for it any more.
+func TestSlowerThanLoadTimeout(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := &site{took: 30 * time.Second, answer: says("report", "Cache-Control: private")}
+		h := cached(t, s, Config{})
+		began := time.Now()
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if w := ask(h, "GET", "/"); w.Code != 200 || w.Body.String() != "report" || time.Since(began) != s.took {
+				t.Errorf("its own: %d %q after %v", w.Code, w.Body, time.Since(began))
+			}
+		})
+		synctest.Wait()
+		for range 3 {
+			wg.Go(func() {
+				if w := ask(h, "GET", "/"); w.Code != 504 || time.Since(began) != 10*time.Second {
+					t.Errorf("who waited: %d %q after %v", w.Code, w.Body, time.Since(began))
+				}
+			})
+		}
+		wg.Wait()
+		began = time.Now()
+		for _, w := range all(3, func(int) *httptest.ResponseRecorder { return ask(h, "GET", "/") }) {
+			if w.Code != 200 || time.Since(began) != s.took {
+				t.Errorf("once it is known: %d after %v", w.Code, time.Since(began))
+			}
+		}
+	})
+}
+
+// While a page is not to be shared nobody waits to find that out again; when it becomes shareable it is cached at once.
+func TestMarks(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var open atomic.Bool
+		s := &site{took: time.Second}
+		s.answer = func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "private, max-age=60")
+			if open.Load() {
+				w.Header().Set("Cache-Control", "max-age=60")
+			}
+			fmt.Fprint(w, "page")
+		}
+		inner := cached(t, s, Config{})
+		h := handlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Vary", "Origin") // an outer middleware's own affair
+			inner.ServeHTTP(w, r)
+		})
+		ask(h, "GET", "/")
+		for range 10 { // for longer than a mark lasts
+			s.most.Store(0)
+			all(3, func(int) *httptest.ResponseRecorder { return ask(h, "GET", "/") })
+			if n := s.most.Load(); n != 3 {
+				t.Fatalf("%d at once, want 3", n)
+			}
+			time.Sleep(8 * time.Second)
+		}
+		open.Store(true)
+		ask(h, "GET", "/") // still straight, but it shows
+		n := s.runs.Load()
+		all(5, func(int) *httptest.ResponseRecorder { return ask(h, "GET", "/") })
+		if got := s.runs.Load() - n; got != 1 {
+			t.Errorf("%d runs for 5 requests, want 1", got)
+		}
+
+		open.Store(false)
+		time.Sleep(time.Minute) // expired, marks too
+		ask(h, "GET", "/")
+		time.Sleep(passFor)
+		n = s.runs.Load()
+		began := time.Now()
+		all(3, func(int) *httptest.ResponseRecorder { return ask(h, "GET", "/") })
+		if took := time.Since(began); took != 2*s.took || s.runs.Load() != n+3 {
+			t.Errorf("%d runs in %v; want one to look first, then the two others at once", s.runs.Load()-n, took)
+		}
+	})
+}
+
+// A site whose pages are private for those who are logged in, and shared for all others.
+func TestLoggedInAndAnonymous(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := &site{took: 10 * ms}
+		s.answer = func(w http.ResponseWriter, r *http.Request) {
+			user := r.Header.Get("Cookie")
+			w.Header().Set("Cache-Control", "max-age=10, stale-while-revalidate=60")
+			if user != "" {
+				w.Header().Set("Cache-Control", "private, max-age=10")
+			}
+			fmt.Fprint(w, "page of ", user)
+		}
+		h := cached(t, s, Config{})
+		burst := func(cookie bool) {
+			all(20, func(i int) *httptest.ResponseRecorder {
+				user, fields := "", []string(nil)
+				if cookie {
+					user = fmt.Sprint("user=", i)
+					fields = []string{"Cookie: " + user}
+				}
+				w := ask(h, "GET", "/", fields...)
+				if w.Code != 200 || w.Body.String() != "page of "+user {
+					t.Errorf("%q got %d %q", user, w.Code, w.Body)
+				}
+				return w
+			})
+		}
+		burst(false)
+		burst(true)
+		time.Sleep(20 * time.Second) // stale now
+		burst(true)                  // the refresh that one of these begins is private
+		n := s.runs.Load()
+		burst(false)
+		time.Sleep(time.Second)
+		burst(false)
+		time.Sleep(time.Second)
+		burst(false)
+		if got := s.runs.Load() - n; got != 1 {
+			t.Errorf("%d runs for those without a cookie, want 1: the refresh", got)
+		}
+	})
+}
+
+// A refresh behind the clients' backs that turns out private goes to nobody, and its handler is told so.
+func TestAPrivateRefreshIsDropped(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		gone := make(chan error, 1)
+		s := &site{}
+		s.answer = func(w http.ResponseWriter, r *http.Request) {
+			if s.runs.Load() == 1 {
+				says("page", "Cache-Control: max-age=10, stale-while-revalidate=60")(w, r)
+				return
+			}
+			w.Header().Set("Cache-Control", "private")
+			_, err := io.WriteString(w, "secret")
+			<-r.Context().Done()
+			gone <- err
+		}
+		h := cached(t, s, Config{})
+		ask(h, "GET", "/")
+		time.Sleep(11 * time.Second)
+		if w := ask(h, "GET", "/"); w.Body.String() != "page" {
+			t.Errorf("%q, want the stale page", w.Body)
+		}
+		if err := <-gone; !errors.Is(err, errGone) {
+			t.Errorf("Write: %v", err)
+		}
+	})
+}
+
+// A failure of a request with credentials may be its own: it goes to nobody else.
+func TestAPersonalFailureIsNotShared(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := &site{took: 100 * ms}
+		s.answer = func(w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("Cookie") == "user=0" {
+				http.Error(w, "yours is broken", http.StatusInternalServerError)
+				return
+			}
+			says("page", "Cache-Control: private")(w, r)
+		}
+		h := cached(t, s, Config{})
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if w := ask(h, "GET", "/", "Cookie: user=0"); w.Code != 500 || w.Body.String() != "yours is broken\n" {
+				t.Errorf("%d %q", w.Code, w.Body)
+			}
+		})
+		synctest.Wait()
+		for _, w := range all(5, func(int) *httptest.ResponseRecorder { return ask(h, "GET", "/", "Cookie: user=1") }) {
+			if w.Code != 200 || w.Body.String() != "page" {
+				t.Errorf("%d %q", w.Code, w.Body)
+			}
+		}
+		wg.Wait()
+	})
+}
+
+// What other nodes learn of a failure is a text.
+func TestFailureOnAnotherNode(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := &site{took: 100 * ms, answer: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(502) }}
+		cfg := Config{Config: refill.Config{Shared: refill.NewMemory()}}
+		a, b := cached(t, s, cfg), cached(t, s, cfg)
+		go ask(a, "GET", "/")
+		synctest.Wait()
+		if w := ask(b, "GET", "/"); w.Code != 502 || w.Header().Get("Retry-After") != "1" {
+			t.Errorf("%d %v", w.Code, w.Header())
+		}
+		if n := s.runs.Load(); n != 1 {
+			t.Errorf("%d runs", n)
+		}
+	})
+	for text, want := range map[string]failure{
+		(&failure{status: 503}).Error():                              {status: 503},
+		(&failure{status: 599, personal: true, detail: "x"}).Error(): {status: 599, personal: true},
+		"httprefill: status 200":                                     {status: 500}, "httprefill: status x: y": {status: 500}, "boom": {status: 500}, "": {status: 500},
+	} {
+		if got := failureOf(&refill.LoadError{Err: errors.New(text)}); got != want {
+			t.Errorf("%q: %+v, want %+v", text, got, want)
+		}
+	}
+}
+
+func TestGoexitIsAnAbort(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		h := cached(t, handlerFunc(func(http.ResponseWriter, *http.Request) { runtime.Goexit() }), Config{})
+		defer func() {
+			if p := recover(); p != http.ErrAbortHandler {
+				t.Errorf("panic %v", p)
+			}
+		}()
+		ask(h, "GET", "/")
+	})
+}
+
+// A panic is the page's own: every other page is well, and this one is again after ErrorTTL.
+func TestAPanicHarmsNobodyElse(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := &site{}
+		s.answer = func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "max-age=60")
+			fmt.Fprint(w, "half a ")
+			if s.runs.Load() == 1 {
+				panic("ouch")
+			}
+			fmt.Fprint(w, "page")
+		}
+		var events []refill.Event
+		h := cached(t, s, Config{Config: refill.Config{OnEvent: func(e refill.Event) {
+			if e.Kind == refill.EventLoadFailed {
+				events = append(events, e)
+			}
+		}}})
+		func() {
+			defer func() {
+				if p := recover(); p != "ouch" {
+					t.Errorf("panic %v", p)
+				}
+			}()
+			ask(h, "GET", "/")
+		}()
+		if w := ask(h, "GET", "/other"); w.Body.String() != "half a page" {
+			t.Errorf("%q", w.Body)
+		}
+		time.Sleep(2 * time.Second)
+		if w := ask(h, "GET", "/"); w.Body.String() != "half a page" {
+			t.Errorf("%q", w.Body)
+		}
+		if len(events) != 1 || !strings.Contains(events[0].Err.Error(), "serve_test.go") {
+			t.Errorf("events %v: want one with the handler's stack", events)
+		}
+	})
+}
+
+// What outer middleware has set is neither lost nor stored.
+func TestOuterHeader(t *testing.T) {
+	for _, cc := range []string{"private", "public, max-age=60"} {
+		t.Run(cc, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				inner := cached(t, handlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Server", "inner")
+					says("page", "Cache-Control: "+cc)(w, r)
+					if cc == "private" {
+						w.Header().Add("Set-Cookie", "too=late")
+					}
+				}), Config{})
+				for i := range 3 {
+					w := httptest.NewRecorder()
+					id := fmt.Sprint(i)
+					w.Header().Set("X-Request-Id", id)
+					w.Header().Set("Set-Cookie", "outer="+id)
+					w.Header().Set("Server", "outer")
+					inner.ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
+					h := w.Result().Header
+					if h.Get("X-Request-Id") != id || h.Get("Set-Cookie") != "outer="+id || len(h["Set-Cookie"]) != 1 || h.Get("Server") != "inner" {
+						t.Errorf("request %d: %v", i, h)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestStoredHeader(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		h := cached(t, handlerFunc(says("<html>", "Cache-Control: public, max-age=60", "Connection: x-hop, close", "X-Hop: 1",
+			"Keep-Alive: 5", "X-End: 1", "Age: 7", "Link: a", "Link: b", "Cache-Status: origin; hit")), Config{})
+		ask(h, "GET", "/")
+		date := time.Now().UTC().Format(http.TimeFormat)
+		time.Sleep(3 * time.Second)
+		got := ask(h, "GET", "/").Result().Header
+		for name, want := range map[string]string{
+			"Connection": "", "X-Hop": "", "Keep-Alive": "", "X-End": "1", "Age": "10", "Date": date, "Link": "a|b",
+			"Content-Length": "6", "Content-Type": "text/html; charset=utf-8", "Cache-Status": "origin; hit|refill; hit; ttl=50",
+		} {
+			if have := strings.Join(got[name], "|"); have != want {
+				t.Errorf("%s: %q, want %q", name, have, want)
+			}
+		}
+		if w := ask(h, "GET", "/other"); w.Header().Get("Cache-Status") != "origin; hit" || len(w.Header()["Cache-Status"]) != 2 {
+			t.Errorf("Cache-Status of a miss: %q", w.Header()["Cache-Status"])
+		}
+	})
+}
+
+// A client that is waited for with a deadline must not see the empty 200 of a handler that returns without a word.
+func TestContextOfTheRequestEnds(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := &site{took: 5 * time.Second, answer: says("page", "Cache-Control: max-age=60")}
+		h := cached(t, s, Config{})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest("GET", "/", nil).WithContext(ctx))
+		if w.Code != 504 {
+			t.Errorf("after a deadline: %d", w.Code)
+		}
+		ctx, cancel = context.WithCancel(t.Context())
+		cancel()
+		w = httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest("GET", "/", nil).WithContext(ctx))
+		if w.Code != 503 {
+			t.Errorf("after a cancel: %d", w.Code)
+		}
+	})
+}
+
+// deaf is a store that does not answer.
+type deaf struct{ refill.Store }
+
+var errDeaf = errors.New("no answer")
+
+func (deaf) Get(context.Context, string) ([]byte, error) { return nil, errDeaf }
+
+func (deaf) TryLease(context.Context, string, string, time.Duration, refill.Ask) (refill.Lease, error) {
+	return refill.Lease{}, errDeaf
+}
+
+func TestOverload(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := &site{took: 5 * time.Second, answer: says("page", "Cache-Control: max-age=60")}
+		h := cached(t, s, Config{Config: refill.Config{Shared: deaf{refill.NewMemory()}, MaxLoads: 1}})
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if w := ask(h, "GET", "/1"); w.Code != 200 {
+				t.Errorf("%d", w.Code)
+			}
+		})
+		synctest.Wait()
+		if w := ask(h, "GET", "/2"); w.Code != 503 || w.Header().Get("Retry-After") != "1" {
+			t.Errorf("beyond MaxLoads: %d %v", w.Code, w.Header())
+		}
+		wg.Wait()
+	})
+}
+
+// Two handlers behind two StripPrefix see the same URL.
+func TestRewrittenURLsAreApart(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		c, err := New(Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		mux := http.NewServeMux()
+		for _, name := range []string{"users", "orders"} {
+			mux.Handle("/"+name+"/", http.StripPrefix("/"+name, c.Middleware(handlerFunc(says(name, "Cache-Control: public, max-age=60")))))
+		}
+		for range 2 {
+			for _, name := range []string{"users", "orders"} {
+				if w := ask(mux, "GET", "/"+name+"/1"); w.Body.String() != name {
+					t.Errorf("/%s/1 got %q", name, w.Body)
+				}
+			}
+		}
+	})
+}
+
+// The absolute form of a target shares its key with the usual one, so the handler must not see what it adds.
+func TestAbsoluteForm(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		h := cached(t, handlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cache-Control", "public, max-age=60")
+			fmt.Fprint(w, r.Host, " ", r.URL, " ", r.RequestURI)
+		}), Config{})
+		for _, url := range []string{"http://a.example/p?x=%2F", "https://a.example/p?x=%2F"} {
+			r := httptest.NewRequest("GET", url, nil)
+			r.TLS = nil // the client says https, but does not speak it
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, r)
+			if got, want := w.Body.String(), "a.example /p?x=%2F /p?x=%2F"; got != want {
+				t.Errorf("%s: %q, want %q", url, got, want)
+			}
+		}
+	})
+}
+
+// The rest runs over real connections.
+
+func server(t *testing.T, next http.HandlerFunc) *httptest.Server {
+	t.Helper()
+	srv := httptest.NewServer(cached(t, next, Config{MaxBody: 1 << 10}))
+	t.Cleanup(srv.Close)
+	return srv
+}
+
+func get(t *testing.T, srv *httptest.Server, path string) *http.Response {
+	t.Helper()
+	res, err := srv.Client().Get(srv.URL + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { res.Body.Close() })
+	return res
+}
+
+// The client of an event stream did not say that it wants one, so a fill began: it gets the first byte all the same before
+// the handler writes a second one, and the handler hears when it leaves.
+func TestServerEventStream(t *testing.T) {
+	left := make(chan struct{})
+	srv := server(t, func(w http.ResponseWriter, r *http.Request) {
+		if err := http.NewResponseController(w).SetWriteDeadline(time.Time{}); err != nil {
+			t.Error(err)
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		fmt.Fprintf(w, "data: 1\n\n")
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+		close(left)
+	})
+	for range 2 {
+		res := get(t, srv, "/")
+		if line, err := bufio.NewReader(res.Body).ReadString('\n'); line != "data: 1\n" || err != nil {
+			t.Fatalf("%q, %v", line, err)
+		}
+		res.Body.Close()
+		<-left
+		left = make(chan struct{})
+	}
+}
+
+func TestServerTruncatedBody(t *testing.T) {
+	runs := atomic.Int64{}
+	srv := server(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		w.Header().Set("Content-Length", "100")
+		fmt.Fprint(w, strings.Repeat("x", 50))
+		runs.Add(1)
+	})
+	res := get(t, srv, "/")
+	if body, err := io.ReadAll(res.Body); !errors.Is(err, io.ErrUnexpectedEOF) || len(body) != 50 {
+		t.Errorf("%d bytes, %v: the client must see that something is missing", len(body), err)
+	}
+	if res := get(t, srv, "/"); res.StatusCode != 502 {
+		t.Errorf("then: %d", res.StatusCode)
+	}
+}
+
+func TestServerBodyLongerThanSaid(t *testing.T) {
+	srv := server(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=60")
+		w.Header().Set("Content-Length", "3")
+		if _, err := fmt.Fprint(w, "four"); !errors.Is(err, http.ErrContentLength) {
+			t.Errorf("Write: %v", err)
+		}
+	})
+	if res, err := srv.Client().Get(srv.URL); err == nil {
+		if _, err = io.ReadAll(res.Body); err == nil {
+			t.Error("a response that is not whole looked well")
+		}
+		res.Body.Close()
+	}
+}
+
+func TestServerInterimAndTrailers(t *testing.T) {
+	runs := atomic.Int64{}
+	srv := server(t, func(w http.ResponseWriter, r *http.Request) {
+		runs.Add(1)
+		w.Header().Set("Cache-Control", "public, max-age=60")
+		if r.URL.Path == "/early" {
+			w.Header().Set("Link", "</style.css>")
+			w.WriteHeader(http.StatusEarlyHints)
+			w.Header().Del("Link")
+		}
+		fmt.Fprint(w, "page")
+		w.(http.Flusher).Flush()
+		if r.URL.Path == "/trailer" {
+			w.Header().Set(http.TrailerPrefix+"X-Sum", "42")
+		}
+	})
+	hints := ""
+	trace := &httptrace.ClientTrace{Got1xxResponse: func(_ int, h textproto.MIMEHeader) error {
+		hints = h.Get("Link")
+		return nil
+	}}
+	for _, path := range []string{"/early", "/trailer"} {
+		for range 2 {
+			hints = ""
+			r, err := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace), "GET", srv.URL+path, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			res, err := srv.Client().Do(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			body, err := io.ReadAll(res.Body)
+			if string(body) != "page" || err != nil || res.StatusCode != 200 {
+				t.Errorf("%s: %d %q %v", path, res.StatusCode, body, err)
+			}
+			switch {
+			case path == "/early" && (hints != "</style.css>" || res.Header.Get("Link") != ""):
+				t.Errorf("hints %q, then %v", hints, res.Header)
+			case path == "/trailer" && res.Trailer.Get("X-Sum") != "42":
+				t.Errorf("trailers %v", res.Trailer)
+			}
+			res.Body.Close()
+		}
+	}
+	if n := runs.Load(); n != 4 {
+		t.Errorf("%d runs, want 4: none of it may be shared", n)
+	}
+}
+
+func TestServerHijack(t *testing.T) {
+	srv := server(t, func(w http.ResponseWriter, r *http.Request) {
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer conn.Close()
+		fmt.Fprint(conn, "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nraw")
+	})
+	for range 2 {
+		if body, err := io.ReadAll(get(t, srv, "/").Body); string(body) != "raw" || err != nil {
+			t.Errorf("%q, %v", body, err)
+		}
+	}
+}
+
+// HEAD never ends up where a GET finds it, and of a GET's response it gets all but the body.
+func TestServerHead(t *testing.T) {
+	srv := server(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "public, max-age=60")
+		if r.Method == http.MethodGet {
+			fmt.Fprint(w, "page")
+		}
+	})
+	for _, method := range []string{"HEAD", "GET", "HEAD", "GET"} {
+		r, err := http.NewRequest(method, srv.URL, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := srv.Client().Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(res.Body)
+		if want := map[string]string{"GET": "page"}[method]; string(body) != want || err != nil {
+			t.Errorf("%s: %q %v", method, body, err)
+		}
+		res.Body.Close()
+	}
+}
+
+// A body above MaxBody passes through in pieces: the handler is never far ahead of the client, and nothing is lost.
+func TestServerLargeBody(t *testing.T) {
+	const size = 8 << 20
+	srv := server(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "public, max-age=60")
+		for i := range size / 1024 {
+			if _, err := w.Write([]byte(strings.Repeat(string(rune('a'+i%26)), 1024))); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	for range 2 {
+		body, err := io.ReadAll(get(t, srv, "/").Body)
+		if err != nil || len(body) != size || body[1024] != 'b' || body[size-1] != byte('a'+(size/1024-1)%26) {
+			t.Errorf("%d bytes, %v", len(body), err)
+		}
+	}
+}
+
+// The client of a private page leaves in the middle: the handler is told, and others are not concerned.
+func TestServerClientLeavesInTheMiddle(t *testing.T) {
+	told := make(chan struct{}, 1)
+	srv := server(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "private")
+		if r.Header.Get("X-Leaves") == "" {
+			fmt.Fprint(w, "whole")
+			return
+		}
+		for r.Context().Err() == nil {
+			fmt.Fprint(w, "some more")
+			w.(http.Flusher).Flush()
+		}
+		told <- struct{}{}
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	r, err := http.NewRequestWithContext(ctx, "GET", srv.URL, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("X-Leaves", "1")
+	res, err := srv.Client().Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	if _, err := io.ReadFull(res.Body, make([]byte, 4)); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	<-told
+	if body, err := io.ReadAll(get(t, srv, "/").Body); string(body) != "whole" || err != nil {
+		t.Errorf("%q, %v", body, err)
+	}
+}
