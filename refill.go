@@ -79,27 +79,28 @@ func (l *Loader[V]) recall(c *call[V]) (look, done bool) {
 	if e == nil || !l.local.current(e) {
 		return true, false
 	}
-	now := l.now()
-	switch f := e.life.inL1(now, e.hit.Load()); {
-	case c.forced:
-	case f == Fresh: // a flight that ended a moment ago has put it there
-		c.settle(answer[V]{entry: e, how: EventHit, err: e.err})
-		return false, true
-	case f == Stale:
-		l.serveStale(c, e)
-	}
 	c.seen = e.token
-	if e.life.at(now) <= Spare {
-		c.old = e
+	now := l.now()
+	if l.offer(c, e, e.life.inL1(now, e.hit.Load()), EventHit) { // a flight that ended a moment ago has put it there
+		return false, true
 	}
 	return e.life.at(now) == Fresh && !c.forced, false
 }
 
-// serveStale hands out a stale entry at once; from then on c is a refresh, if anybody is there to want one.
-func (l *Loader[V]) serveStale(c *call[V], e *entry[V]) {
-	if !c.behind && l.flights.stay(c) {
+// offer does with an entry what its freshness allows: a fresh one is the answer; a stale one is handed out at once, and
+// from then on c is a refresh, if anybody is there to want one. For a Refresh it is neither. It reports whether c is done.
+func (l *Loader[V]) offer(c *call[V], e *entry[V], f Freshness, how EventKind) (done bool) {
+	if e.life.at(l.now()) <= Spare {
+		c.old = e
+	}
+	switch {
+	case f == Fresh && (!c.forced || how == EventWaited):
+		c.settle(answer[V]{entry: e, how: how, err: e.err})
+		return true
+	case f == Stale && !c.forced && !c.behind && l.flights.stay(c):
 		c.settle(answer[V]{entry: e, how: EventStale, err: e.err})
 	}
+	return false
 }
 
 // look asks the store.
@@ -123,23 +124,17 @@ func (l *Loader[V]) take(c *call[V], record []byte, how EventKind) (done bool) {
 	if e == nil {
 		return false
 	}
+	f := e.life.at(l.now())
 	if e.token == c.lostTo {
-		how = EventWaited
+		f, how = Fresh, EventWaited
 	}
-	switch f := e.life.at(l.now()); {
-	case how == EventWaited, f == Fresh && !c.forced:
+	if f <= Stale && (!c.forced || how == EventWaited) {
+		if f == Stale {
+			e.retry.Store(l.now() + l.cfg.LockTTL.Microseconds()) // this flight is the refresh
+		}
 		l.keep(e, len(record))
-		c.settle(answer[V]{entry: e, how: how, err: e.err})
-		return true
-	case f == Stale && !c.forced:
-		e.retry.Store(l.now() + l.cfg.LockTTL.Microseconds()) // this flight is the refresh
-		l.keep(e, len(record))
-		c.old = e
-		l.serveStale(c, e)
-	case f <= Spare:
-		c.old = e
 	}
-	return false
+	return l.offer(c, e, f, how)
 }
 
 // slot waits for one of the MaxLoads, until impatient is ready or there is a note: somebody else's load may make ours
@@ -374,17 +369,7 @@ func (l *Loader[V]) serveUnheard(c *call[V]) bool {
 	if e == nil || c.forced || !l.local.unvoided(e) {
 		return false
 	}
-	switch e.life.at(l.now()) {
-	case Fresh:
-		c.settle(answer[V]{entry: e, how: EventHit, err: e.err})
-		return true
-	case Stale:
-		c.old = e
-		l.serveStale(c, e)
-	case Spare:
-		c.old = e
-	}
-	return false
+	return l.offer(c, e, e.life.at(l.now()), EventHit)
 }
 
 // fallBack ends a flight that found no value: with what is old but better than an error, or with the error.

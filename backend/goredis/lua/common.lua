@@ -14,3 +14,12 @@ local function announce(channel, kind, token, replaced, key, rest)
   local head = 'RN1 ' .. kind .. ' ' .. #token .. ' ' .. #replaced .. ' ' .. #key .. ' '
   redis.call('PUBLISH', channel, head .. token .. replaced .. key .. rest)
 end
+
+-- free deletes lease and claim, each if it is the token's. Answers whether one was, and what stood in the lease.
+local function free(lease, claim, token)
+  local there, mine = redis.call('MGET', lease, claim), {}
+  if there[1] == token then mine[1] = lease end
+  if there[2] == token then mine[#mine + 1] = claim end
+  if #mine > 0 then redis.call('DEL', unpack(mine)) end
+  return #mine > 0, there[1]
+end
