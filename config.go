@@ -56,6 +56,10 @@ type Config struct {
 	// ErrOverloaded while the shared store does not answer. Default 64. Negative: no limit.
 	MaxLoads int
 
+	// MaxWaiters is how many callers of this Loader may wait at once in this process, for loads here or elsewhere; more get
+	// ErrOverloaded at once. What L1 answers never waits. Default 10,000. Negative: no limit.
+	MaxWaiters int
+
 	// LocalEntries and LocalBytes bound L1: the number of entries (default 10,000), and, if set, the sum of the sizes of the
 	// encoded values in bytes (default: no such bound). A value above a quarter of LocalBytes may not stay in L1.
 	LocalEntries int
@@ -201,6 +205,17 @@ func (s setting) settle() error {
 	return nil
 }
 
+// limit settles a number that bounds something.
+func limit(set, unset int) int {
+	switch {
+	case set < 0:
+		return math.MaxInt
+	case set == 0:
+		return unset
+	}
+	return set
+}
+
 func (c *Config) bounds() error {
 	switch {
 	case math.IsNaN(c.Jitter) || c.Jitter >= 1:
@@ -210,12 +225,8 @@ func (c *Config) bounds() error {
 	case c.Jitter == 0:
 		c.Jitter = 0.1
 	}
-	switch {
-	case c.MaxLoads < 0:
-		c.MaxLoads = math.MaxInt
-	case c.MaxLoads == 0:
-		c.MaxLoads = 64
-	}
+	c.MaxLoads = limit(c.MaxLoads, 64)
+	c.MaxWaiters = limit(c.MaxWaiters, 10_000)
 	switch {
 	case c.LocalEntries < 0:
 		return invalid("LocalEntries", "%d is negative; LocalTTL: -1 turns L1 off", c.LocalEntries)

@@ -51,11 +51,11 @@ func TestConfigDefaults(t *testing.T) {
 	want := Config{
 		TTL: 5 * time.Second, StaleFor: time.Minute, StaleIfError: time.Minute, LocalTTL: 5 * time.Second,
 		LockTTL: time.Second, StoreTimeout: 250 * time.Millisecond, LoadTimeout: 10 * time.Second, ErrorTTL: time.Second,
-		NotFoundTTL: 5 * time.Second, Jitter: 0.1, MaxLoads: 64, LocalEntries: 10_000,
+		NotFoundTTL: 5 * time.Second, Jitter: 0.1, MaxLoads: 64, MaxWaiters: 10_000, LocalEntries: 10_000,
 	}
 	if c.TTL != want.TTL || c.StaleIfError != want.StaleIfError || c.LocalTTL != want.LocalTTL || c.LockTTL != want.LockTTL ||
 		c.StoreTimeout != want.StoreTimeout || c.LoadTimeout != want.LoadTimeout || c.ErrorTTL != want.ErrorTTL ||
-		c.NotFoundTTL != want.NotFoundTTL || c.Jitter != want.Jitter || c.MaxLoads != want.MaxLoads || c.LocalEntries != want.LocalEntries {
+		c.NotFoundTTL != want.NotFoundTTL || c.Jitter != want.Jitter || c.MaxLoads != want.MaxLoads || c.MaxWaiters != want.MaxWaiters || c.LocalEntries != want.LocalEntries {
 		t.Errorf("got  %+v\nwant %+v", c, want)
 	}
 	c, err = Config{TTL: time.Hour, LockTTL: 400 * time.Millisecond}.withDefaults()

@@ -37,8 +37,9 @@
 //     stored. The callers of this flight get the value that they waited for either way.
 //  6. Failure. The error is left in the place of the lease for ErrorTTL: a back-off is a lease that nobody holds. It goes
 //     to every waiter on every node; a spare value is served in its place.
-//  7. Redis gone. What L1 has is served, loads run in each process within MaxLoads, more are refused (ErrOverloaded). When
-//     it is back, everything heals by itself.
+//  7. Redis gone. What L1 has is served, loads run in each process within MaxLoads, more are refused (ErrOverloaded). After
+//     a few time-outs a circuit breaker spares everybody the next ones, and probes. When Redis is back, everything heals
+//     by itself.
 //
 // [Loader.Invalidate] deletes value, lease and claim in one step and announces it, [Loader.Expire] marks the value as
 // stale and does the same; so a load in flight, here or elsewhere, cannot be stored, and nobody waits for it.

@@ -14,7 +14,8 @@ var (
 	ErrNotFound = errors.New("refill: not found")
 
 	// ErrOverloaded is returned when Config.MaxLoads loads are running and the store does not answer, so that
-	// nothing else bounds the load on the database. Answer with 503 and try again later.
+	// nothing else bounds the load on the database, and when Config.MaxWaiters callers wait already. Answer with 503
+	// and try again later.
 	ErrOverloaded = errors.New("refill: overloaded")
 
 	// ErrClosed is returned by every call after Close.

@@ -38,19 +38,22 @@ const (
 	EventBusy       // a refresh found that another node is at it
 	EventAbandoned  // the last caller left before the load was done
 
-	EventBadRecord   // the store held bytes that are not a record of this Loader: treated as a miss
-	EventStoreError  // the store did not answer, or with an error
-	EventStoreDown   // announcements cannot be heard: the store is asked before L1 is believed
-	EventStoreUp     // they can be heard (again)
-	EventStoreDoubt  // the store works, but a setting of it is doubtful
-	EventLeaseLost   // a lease ended while its load was running; the claim decides whether the load counts
-	EventVoidRetried // an Invalidate or Expire that had failed was carried out, or given up (then Err is set)
+	EventBadRecord     // the store held bytes that are not a record of this Loader: treated as a miss
+	EventStoreError    // the store did not answer, or with an error
+	EventStoreDown     // announcements cannot be heard: the store is asked before L1 is believed
+	EventStoreUp       // they can be heard (again)
+	EventStoreDoubt    // the store works, but a setting of it is doubtful
+	EventBreakerOpen   // the store was too slow too often: Gets do without it, and it is probed
+	EventBreakerClosed // it answers again
+	EventLeaseLost     // a lease ended while its load was running; the claim decides whether the load counts
+	EventVoidRetried   // an Invalidate or Expire that had failed was carried out, or given up (then Err is set)
 )
 
 var eventNames = [...]string{
 	"", "hit", "stale", "shared", "led", "joined", "waited", "stale-on-error", "error",
 	"loaded", "not-found", "load-failed", "published", "refused", "busy", "abandoned",
-	"bad-record", "store-error", "store-down", "store-up", "store-doubt", "lease-lost", "void-retried",
+	"bad-record", "store-error", "store-down", "store-up", "store-doubt", "breaker-open", "breaker-closed",
+	"lease-lost", "void-retried",
 }
 
 // String returns a short lower-case name, fit for a metric's label.

@@ -81,8 +81,10 @@ func (c *call[V]) settle(a answer[V]) {
 // flights holds the calls of one Loader.
 type flights[V any] struct {
 	closing atomic.Bool // no new calls; written under mu
+	room    int         // how many callers may wait at once
 
 	mu      sync.Mutex
+	waiting int                          // callers that do
 	calls   map[string]*call[V]          // the one that can be joined, per key
 	boxes   map[string]map[*call[V]]bool // all that listen, detached ones too, per key
 	running map[*call[V]]struct{}        // all that have not ended
@@ -91,8 +93,9 @@ type flights[V any] struct {
 	fly     func(*call[V])               // flies a call to its end
 }
 
-func newFlights[V any](fly func(*call[V])) *flights[V] {
+func newFlights[V any](fly func(*call[V]), room int) *flights[V] {
 	return &flights[V]{
+		room:    room,
 		calls:   make(map[string]*call[V]),
 		boxes:   make(map[string]map[*call[V]]bool),
 		running: make(map[*call[V]]struct{}),
@@ -124,6 +127,9 @@ func (f *flights[V]) join(ctx context.Context, t ticket[V]) (c *call[V], led boo
 	if f.closing.Load() {
 		return nil, false, ErrClosed
 	}
+	if !t.behind && f.waiting >= f.room && !nested {
+		return nil, false, ErrOverloaded
+	}
 	if c = f.calls[t.key]; c != nil {
 		switch {
 		case t.behind:
@@ -132,6 +138,7 @@ func (f *flights[V]) join(ctx context.Context, t ticket[V]) (c *call[V], led boo
 			return c, false, nil
 		}
 		c.places++
+		f.waiting++
 		if nested && !c.hurried {
 			c.hurried = true
 			close(c.hurry)
@@ -144,6 +151,9 @@ func (f *flights[V]) join(ctx context.Context, t ticket[V]) (c *call[V], led boo
 	}
 	if nested {
 		close(c.hurry)
+	}
+	if !t.behind {
+		f.waiting++
 	}
 	c.ctx, c.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	f.add(c)
@@ -186,10 +196,11 @@ func (f *flights[V]) unlist(c *call[V]) {
 	}
 }
 
-// leave gives a place back. When it was the last one, nobody wants the result any more.
+// leave gives a caller's place back. When it was the last one, nobody wants the result any more.
 func (f *flights[V]) leave(c *call[V]) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.waiting--
 	switch c.places--; {
 	case c.places == 0:
 		f.unlist(c)

@@ -18,17 +18,18 @@ type Loader[V any] struct {
 	name  string
 	node  *node
 	cfg   Config // with defaults
-	store Store
+	store *breaker
 	load  loadFunc[V]
 	codec Codec
 	kind  string // what its records say of themselves
 
-	clock   *coarseClock
-	local   *local[V]
-	flights *flights[V]
-	slots   chan struct{}  // one per running load; nil = no limit
-	voids   *voids         // invalidations that the store did not take yet
-	later   sync.WaitGroup // what flights left behind: a lease to give back
+	clock    *coarseClock
+	local    *local[V]
+	flights  *flights[V]
+	slots    chan struct{}  // one per running load; nil = no limit
+	failures failures       // of this process's own loads
+	voids    *voids         // invalidations that the store did not take yet
+	later    sync.WaitGroup // what flights left behind: a lease to give back
 
 	stopListening func()
 	closing       sync.Once
@@ -53,14 +54,16 @@ func New[V any](name string, load func(ctx context.Context, key string) (V, erro
 	if err != nil {
 		return nil, err
 	}
-	l := &Loader[V]{name: name, node: newNode(), cfg: cfg, store: cfg.Shared, load: load}
+	l := &Loader[V]{name: name, node: newNode(), cfg: cfg, load: load}
+	l.store = newBreaker(cfg.Shared, cfg.StoreTimeout, func(k EventKind, err error) { l.emit(Event{Kind: k, Err: err}) })
+	l.failures.byKey = make(map[string]ownFailure)
 	l.codec, l.kind = codecFor[V](cfg.Codec)
 	l.clock = newCoarseClock(tickOf(cfg.TTL), l.store.Now)
 	if l.local, err = newLocal[V](&cfg, l.clock); err != nil {
 		l.clock.close()
 		return nil, invalid("LocalEntries", "%v", err)
 	}
-	l.flights = newFlights(l.fly)
+	l.flights = newFlights(l.fly, cfg.MaxWaiters)
 	if cfg.MaxLoads < maxSlots {
 		l.slots = make(chan struct{}, cfg.MaxLoads)
 	}
@@ -273,7 +276,7 @@ func (l *Loader[V]) Peek(ctx context.Context, key string) (Result[V], bool) {
 	if e == nil || !l.local.current(e) || e.life.inL1(l.now(), e.hit.Load()) > Stale {
 		ctx, cancel := context.WithTimeout(ctx, l.cfg.StoreTimeout)
 		defer cancel()
-		record, err := l.store.Get(ctx, l.full(key))
+		record, err := l.cfg.Shared.Get(ctx, l.full(key)) // past the breaker: ctx is the caller's
 		if err != nil {
 			return Result[V]{}, false
 		}
@@ -327,6 +330,7 @@ func (l *Loader[V]) Close() error {
 			}
 		}
 		l.later.Wait()
+		l.store.close()
 		l.voids.close()
 		l.stopListening()
 		l.clock.close()

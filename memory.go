@@ -162,7 +162,9 @@ func (m *Memory) Renew(ctx context.Context, key, token string, ttl time.Duration
 func (m *Memory) Publish(ctx context.Context, p Publication) (state Published, err error) {
 	err = m.act(ctx, p.Key, func(c *cell, now time.Time) {
 		if c.claim.data != p.Token || p.Token == "" {
-			state = PublishRefused
+			if state = PublishRefused; p.Token != "" && RecordToken([]byte(c.value.data)) == p.Token {
+				state = PublishStored // before: the answer was lost
+			}
 			m.release(c, p.Key, p.Token)
 			return
 		}

@@ -2,12 +2,10 @@ package refill
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"runtime/debug"
-	"strings"
 	"time"
 )
 
@@ -255,6 +253,7 @@ func (l *Loader[V]) fill(c *call[V], token string, asked, began time.Time, free 
 	if r.failed() {
 		return l.fail(c, token, r)
 	}
+	l.failures.forget(c.key)
 	e, record, err := l.encode(c, token, began, r)
 	switch {
 	case err != nil:
@@ -303,6 +302,7 @@ func (l *Loader[V]) fail(c *call[V], token string, r loaded[V]) error {
 		return cause
 	}
 	err := l.loadError(c, r.err, r.panicked)
+	l.failures.remember(c.key, err)
 	l.leaveFailure(c, token, err)
 	return err
 }
@@ -329,11 +329,15 @@ func (l *Loader[V]) giveBack(c *call[V], token string) {
 	l.later.Go(func() { l.release(c, token) })
 }
 
-// alone is what a flight does without the store: serve what L1 still has, else load for this process, within MaxLoads.
+// alone is what a flight does without the store: serve what L1 still has, else load for this process, within MaxLoads and,
+// after a failure, not before ErrorTTL is over.
 func (l *Loader[V]) alone(c *call[V]) error {
 	c.at = l.local.note(c.key)
 	if l.serveUnheard(c) {
 		return nil
+	}
+	if err := l.failures.recall(c.key); err != nil && !c.forced {
+		return err
 	}
 	patience := time.NewTimer(l.cfg.StoreTimeout)
 	defer patience.Stop()
@@ -347,8 +351,11 @@ func (l *Loader[V]) alone(c *call[V]) error {
 		if cause := context.Cause(c.ctx); cause != nil {
 			return cause
 		}
-		return l.loadError(c, r.err, r.panicked)
+		err := l.loadError(c, r.err, r.panicked)
+		l.failures.remember(c.key, err)
+		return err
 	}
+	l.failures.forget(c.key)
 	e, record, err := l.encode(c, l.node.token(), began, r)
 	how := EventLed
 	if err != nil {
@@ -479,49 +486,6 @@ func (e *panicError) Error() string { return fmt.Sprintf("panic: %v\n\n%s", e.va
 func (e *panicError) Unwrap() error {
 	err, _ := e.value.(error)
 	return err
-}
-
-// loadError wraps what a load of this node failed with.
-func (l *Loader[V]) loadError(c *call[V], err error, panicked bool) *LoadError {
-	return &LoadError{
-		Key: c.key, Node: l.node.id, Err: err, Panic: panicked, RetryAfter: l.cfg.ErrorTTL,
-		Timeout: errors.Is(err, errLoadTimeout),
-	}
-}
-
-// failure is a LoadError on its way to other nodes.
-type failure struct {
-	Node    string `json:"node"`
-	Text    string `json:"text"`
-	Panic   bool   `json:"panic,omitempty"`
-	Timeout bool   `json:"timeout,omitempty"`
-}
-
-// maxFailure is how much of an error's text travels.
-const maxFailure = 1 << 10
-
-// wire is what of e travels: the first line of its cause.
-func (e *LoadError) wire() string {
-	text, _, _ := strings.Cut(e.Err.Error(), "\n")
-	b, err := json.Marshal(failure{e.Node, text[:min(len(text), maxFailure)], e.Panic, e.Timeout})
-	if err != nil {
-		return "{}" // cannot be: strings and bools
-	}
-	return string(b)
-}
-
-// loadErrorOf is the LoadError that another node left, or announced.
-func (l *Loader[V]) loadErrorOf(key, wire string, left time.Duration) *LoadError {
-	if left <= 0 {
-		left = l.cfg.ErrorTTL // not asked for
-	}
-	var f failure
-	if json.Unmarshal([]byte(wire), &f) != nil {
-		f.Text = wire
-	}
-	return &LoadError{
-		Key: key, Node: f.Node, Panic: f.Panic, Timeout: f.Timeout, RetryAfter: left, Err: errors.New(f.Text),
-	}
 }
 
 // storeError says that the store did not answer.

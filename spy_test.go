@@ -17,6 +17,7 @@ type spy struct {
 	down  atomic.Bool // calls fail, announcements are not heard
 	died  atomic.Bool // as down, but the calls seem to work: a process that is gone says nothing
 	mute  atomic.Bool // announcements are lost and nobody notices
+	stuck atomic.Bool // calls are not answered
 	calls atomic.Int64
 	gets  atomic.Int64
 
@@ -55,8 +56,12 @@ func newSpy(s refill.Store) *spy { return &spy{Store: s} }
 
 var errDown = errors.New("store is down")
 
-func (s *spy) call() error {
+func (s *spy) call(ctx context.Context) error {
 	s.calls.Add(1)
+	if s.stuck.Load() {
+		<-ctx.Done()
+		return ctx.Err()
+	}
 	if s.down.Load() || s.died.Load() {
 		return errDown
 	}
@@ -77,7 +82,7 @@ func (s *spy) cut(down bool) {
 
 func (s *spy) Get(ctx context.Context, key string) ([]byte, error) {
 	s.gets.Add(1)
-	if err := s.call(); err != nil {
+	if err := s.call(ctx); err != nil {
 		return nil, err
 	}
 	record, err := s.Store.Get(ctx, key)
@@ -91,56 +96,56 @@ func (s *spy) Get(ctx context.Context, key string) ([]byte, error) {
 }
 
 func (s *spy) TryLease(ctx context.Context, key, token string, ttl time.Duration, how refill.Ask) (refill.Lease, error) {
-	if err := s.call(); err != nil {
+	if err := s.call(ctx); err != nil {
 		return refill.Lease{}, err
 	}
 	return s.Store.TryLease(ctx, key, token, ttl, how)
 }
 
 func (s *spy) Claim(ctx context.Context, key, token, seen string, ttl time.Duration) (refill.Claim, error) {
-	if err := s.call(); err != nil {
+	if err := s.call(ctx); err != nil {
 		return refill.Claim{}, err
 	}
 	return s.Store.Claim(ctx, key, token, seen, ttl)
 }
 
 func (s *spy) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
-	if err := s.call(); err != nil {
+	if err := s.call(ctx); err != nil {
 		return false, err
 	}
 	return s.Store.Renew(ctx, key, token, ttl)
 }
 
 func (s *spy) Publish(ctx context.Context, p refill.Publication) (refill.Published, error) {
-	if err := s.call(); err != nil {
+	if err := s.call(ctx); err != nil {
 		return 0, err
 	}
 	return s.Store.Publish(ctx, p)
 }
 
 func (s *spy) Fail(ctx context.Context, key, token, failure string, ttl time.Duration) error {
-	if err := s.call(); err != nil {
+	if err := s.call(ctx); err != nil {
 		return err
 	}
 	return s.Store.Fail(ctx, key, token, failure, ttl)
 }
 
 func (s *spy) Release(ctx context.Context, key, token string) error {
-	if err := s.call(); err != nil {
+	if err := s.call(ctx); err != nil {
 		return err
 	}
 	return s.Store.Release(ctx, key, token)
 }
 
 func (s *spy) Invalidate(ctx context.Context, by string, keys ...string) error {
-	if err := s.call(); err != nil {
+	if err := s.call(ctx); err != nil {
 		return err
 	}
 	return s.Store.Invalidate(ctx, by, keys...)
 }
 
 func (s *spy) Expire(ctx context.Context, by string, keys ...string) error {
-	if err := s.call(); err != nil {
+	if err := s.call(ctx); err != nil {
 		return err
 	}
 	return s.Store.Expire(ctx, by, keys...)

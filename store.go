@@ -45,7 +45,8 @@ type Store interface {
 
 	// Publish ends a fill: if the claim is the token's, it frees lease and claim, stores the record for keep and
 	// announces filled; otherwise it stores nothing, frees the token's own lease and announces released. It frees
-	// before it stores, so that a full store still lets the waiters go.
+	// before it stores, so that a full store still lets the waiters go. If the token's record is there already, it
+	// is PublishStored: the reply to an earlier try was lost.
 	Publish(ctx context.Context, p Publication) (Published, error)
 
 	// Fail ends a fill that has no result: it frees lease and claim, each if it is the token's, and leaves failure in

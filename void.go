@@ -14,6 +14,7 @@ func (l *Loader[V]) hear(n Note) {
 	case NoteUp:
 		l.local.heard(true)
 		l.flights.tell("", n) // whoever waits may have missed what it waits for
+		l.store.wake()
 		l.voids.wake()
 		l.emit(Event{Kind: EventStoreUp})
 		return
@@ -74,6 +75,7 @@ func (l *Loader[V]) reschedule(key string, failed bool) {
 func (l *Loader[V]) drop(key string) {
 	l.local.void(key)
 	l.flights.detach(key)
+	l.failures.forget(key)
 }
 
 // voidBatch is how many keys one call of the store voids: StoreTimeout has to do for them.

@@ -335,8 +335,7 @@ func (n *node) Publish(ctx context.Context, p refill.Publication) (state refill.
 			mine = mine && c.lease.data == p.Token
 		}
 		if !mine {
-			state = refill.PublishRefused
-			n.refuse(c, p)
+			state = n.refuse(c, p)
 			return
 		}
 		if n.full {
@@ -350,8 +349,10 @@ func (n *node) Publish(ctx context.Context, p refill.Publication) (state refill.
 	return state, err
 }
 
-func (n *node) refuse(c *brokenCell, p refill.Publication) {
+func (n *node) refuse(c *brokenCell, p refill.Publication) refill.Published {
 	switch {
+	case refill.RecordToken([]byte(c.value.data)) == p.Token && !n.is("publish-repeated-refused"):
+		return refill.PublishStored
 	case n.is("refused-keeps-lease"):
 	case n.is("refused-silent"):
 		if c.lease.data == p.Token {
@@ -364,6 +365,7 @@ func (n *node) refuse(c *brokenCell, p refill.Publication) {
 	default:
 		n.free(c, p.Key, p.Token)
 	}
+	return refill.PublishRefused
 }
 
 func (n *node) store(c *brokenCell, p refill.Publication, now time.Time) {

@@ -72,8 +72,9 @@ var storeMutants = []mutant{
 	{"refused-frees-all", "publish-refused lease-taken-over"},
 	{"refused-loud", "publish-refused notes-silence"},
 	{"publish-keeps-lease", "publish-frees"},
-	{"publish-keeps-claim", "publish-frees"},
+	{"publish-keeps-claim", "publish-repeated"},
 	{"publish-frees-own-lease", "publish-before-heir"},
+	{"publish-repeated-refused", "publish-repeated"},
 
 	{"fail-no-back-off", "fail-backs-off"},
 	{"back-off-ignored", "fail-backs-off"},

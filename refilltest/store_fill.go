@@ -204,9 +204,15 @@ that stays behind is slept out by every node with nobody loading; one freed in s
 	},
 	{
 		"publish-frees",
-		`Publish frees lease and claim in the act that stores. A lease that stays lets the next refresh wait for nobody; a claim
-that stays lets the same fill be stored twice.`,
+		`Publish frees lease and claim in the act that stores. A lease that stays lets the next refresh wait for nobody.`,
 		publishFrees,
+	},
+	{
+		"publish-repeated",
+		`A Publish repeated after its answer was lost is PublishStored and changes nothing, until the record is gone. Otherwise a
+fill that went well is taken for one that was invalidated: its value is not kept, and an operator is told of a race. A
+claim that stays would let it be stored twice.`,
+		publishRepeated,
 	},
 	{
 		"publish-refused",
@@ -237,14 +243,26 @@ func publishFrees(s *stores) {
 	v1 := s.record("a#1", "v1")
 	s.fill(s.A, key, "a#1", v1)
 	e := s.listen(s.B, "product")
-	s.finish(s.A, key, "a#1", s.record("a#1", "again"), refill.PublishRefused)
-	s.holds(key, v1)
 	s.win(s.B, key, "b#1", long)
-	s.finish(s.A, key, "a#1", s.record("a#1", "again"), refill.PublishRefused)
 	s.lose(s.A, key, "a#2", "b#1")
 	s.release(s.B, key, "b#1")
 	e.hears(refill.Note{Kind: refill.NoteReleased, Key: key, Token: "b#1"})
 	e.heardAll(key)
+}
+
+func publishRepeated(s *stores) {
+	v1 := s.record("a#1", "v1")
+	s.fill(s.A, key, "a#1", v1)
+	e := s.listen(s.B, "product")
+	s.finish(s.A, key, "a#1", s.record("a#1", "again"), refill.PublishStored)
+	s.holds(key, v1)
+	s.begin(s.B, key, "b#1", long)
+	s.finish(s.A, key, "a#1", s.record("a#1", "again"), refill.PublishStored)
+	s.alive(s.B, key, "b#1")
+	e.heardAll(key)
+	s.invalidate(s.B, "b#2", key)
+	s.finish(s.A, key, "a#1", s.record("a#1", "again"), refill.PublishRefused)
+	s.holds(key, nil)
 }
 
 func publishRefused(s *stores) {

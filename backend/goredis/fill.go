@@ -197,7 +197,7 @@ func (s *Store) Renew(ctx context.Context, key, token string, ttl time.Duration)
 	})
 }
 
-// Publish implements refill.Store. A client that repeats it because the answer was lost is told PublishRefused.
+// Publish implements refill.Store.
 func (s *Store) Publish(ctx context.Context, p refill.Publication) (refill.Published, error) {
 	k := s.keys(p.Key)
 	record := string(p.Record) // a copy: a call that was left behind may still read it

@@ -61,7 +61,7 @@
 // failure may be its own: then the others run the handler themselves. A handler that answers 5xx to a malformed request
 // lets anybody fail a URL for ErrorTTL; validate input with 4xx, or turn ErrorTTL off.
 //
-// Beyond MaxLoads while the store is down: 503 with Retry-After. Any other trouble of the cache, and a closed one: the
+// Beyond MaxLoads while the store is down, and beyond MaxWaiters: 503 with Retry-After. Any other trouble of the cache, and a closed one: the
 // handler runs as if there were no cache.
 package httprefill
 
@@ -84,7 +84,7 @@ type Config struct {
 	//     must-revalidate, proxy-revalidate or s-maxage.
 	//   - StaleIfError applies to all responses but those with must-revalidate or proxy-revalidate.
 	//   - LoadTimeout has to be above what the slowest response to be shared takes from the first byte to the last.
-	//   - MaxLoads is off by default: nobody asked for a limit on a handler.
+	//   - MaxLoads and MaxWaiters are off by default: nobody asked for a limit on a handler.
 	//   - LocalBytes bounds L1 by default, to 64 MiB.
 	//   - Codec must be nil: responses have an encoding of their own.
 	refill.Config
@@ -127,6 +127,7 @@ func New(cfg Config) (*Cache, error) {
 	setDefault(&cfg.TTL, defaultTTL)
 	setDefault(&cfg.LocalBytes, defaultLocalBytes)
 	setDefault(&cfg.MaxLoads, -1)
+	setDefault(&cfg.MaxWaiters, -1)
 	cfg.Codec = codec{}
 	loader, err := refill.New[*response](cfg.Name, nil, cfg.Config)
 	if err != nil {

@@ -6,7 +6,9 @@ if there[2] ~= ARGV[1] then
     redis.call('DEL', KEYS[2])
     announce(ARGV[2], 'r', ARGV[1], '', ARGV[3], '')
   end
-  return 1
+  -- Not refused if it is a repetition of one whose answer was lost.
+  local record = redis.call('MGET', KEYS[1])[1]
+  return record and token_of(record) == ARGV[1] and 0 or 1
 end
 -- Free first: a full Redis refuses the SET, and must not keep everybody waiting for a lease that nobody holds.
 redis.call('DEL', KEYS[2], KEYS[3])
