@@ -3,6 +3,7 @@ package refill
 import (
 	"bytes"
 	"encoding/hex"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -116,6 +117,13 @@ func FuzzDecodeRecord(f *testing.F) {
 		}
 		if r.StaleFor < 0 || r.StaleIfError < 0 || r.LoadTook < 0 {
 			t.Errorf("negative span: %+v", r)
+		}
+		again, err := r.Append(nil)
+		if err != nil {
+			t.Errorf("%+v was read, and cannot be written: %v", r, err)
+		}
+		if same, err := DecodeRecord(again); err != nil || !reflect.DeepEqual(same, r) {
+			t.Errorf("%+v became %+v, %v", r, same, err)
 		}
 	})
 }

@@ -167,6 +167,7 @@ func claimOf(reply []any) (c refill.Claim, err error) {
 		return c, errReply
 	}
 	state, ok := reply[0].(int64)
+	ok = ok && state >= 0 && state <= int64(refill.ClaimLost)
 	var number [2]int64
 	for i := range number {
 		text, _ := reply[1+i].(string)
@@ -205,6 +206,9 @@ func (s *Store) Publish(ctx context.Context, p refill.Publication) (refill.Publi
 	state, err := call(ctx, &s.calls, "publish", func(ctx context.Context) (refill.Published, error) {
 		state, err := publishScript.run(ctx, s.client, k.fill(),
 			p.Token, s.channel(), p.Key, p.Replaced, record, millis(p.Keep), refill.MaxNoteRecord).Int()
+		if err == nil && (state < 0 || state > int(refill.PublishNoRoom)) {
+			err = errReply
+		}
 		return refill.Published(state), err
 	})
 	s.hub.echo.announced(p.Key, p.Token, err == nil && state != refill.PublishRefused)

@@ -58,6 +58,7 @@
 //	lost := proxy.LoseReply("set")                 // the next SET is carried out, its reply is lost: the connection is cut
 //	<-lost
 //	proxy.Delay(20 * time.Millisecond) // each reply comes so much later
+//	proxy.LoseMessages("RN1 ")         // what the server says with this in it is dropped, silently
 //	proxy.BlackHole()                  // nothing passes any more, nothing is cut
 //	proxy.Reset()                      // cut all connections, let new ones in
 //	proxy.Refuse()                     // cut all connections, refuse new ones

@@ -26,6 +26,7 @@ type Proxy struct {
 	delay    time.Duration
 	held     chan struct{} // closed by the end of a BlackHole; nil when there is none
 	lose     *lostReply    // armed
+	mute     []byte        // what the server says is dropped where it contains this; nil = nothing is
 }
 
 // link is one connection of a client and the one to the server that belongs to it.
@@ -81,6 +82,14 @@ func (p *Proxy) LoseReply(match string) <-chan struct{} {
 	return lost.done
 }
 
+// LoseMessages drops what the server says that contains match, and nobody is told: messages of a subscription for example.
+// It takes a server that says one thing at a time on a connection, as one to a subscriber does where little is said.
+func (p *Proxy) LoseMessages(match string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mute = []byte(match)
+}
+
 // BlackHole holds back what either side says, without cutting anything: new connections are made, and get no answer.
 // What was held back arrives after Heal, as TCP makes it arrive after a partition.
 func (p *Proxy) BlackHole() {
@@ -111,11 +120,11 @@ func (p *Proxy) Refuse() {
 	p.Reset()
 }
 
-// Heal ends Delay, LoseReply, BlackHole and Refuse.
+// Heal ends Delay, LoseReply, LoseMessages, BlackHole and Refuse.
 func (p *Proxy) Heal() {
 	p.t.Helper()
 	p.mu.Lock()
-	p.delay, p.lose = 0, nil
+	p.delay, p.lose, p.mute = 0, nil, nil
 	if p.held != nil {
 		close(p.held)
 		p.held = nil
@@ -221,7 +230,7 @@ func (p *Proxy) replies(k *link) {
 		if !p.wait(k) || !p.gate(k) {
 			return
 		}
-		if n > 0 {
+		if n > 0 && !p.muted(buf[:n]) {
 			if _, err := k.client.Write(buf[:n]); err != nil {
 				k.reset()
 				return
@@ -248,6 +257,13 @@ func (p *Proxy) match(before, now []byte) (*lostReply, []byte) {
 		return lost, nil
 	}
 	return nil, text[max(0, len(text)-len(p.lose.match)):]
+}
+
+// muted says whether LoseMessages drops said.
+func (p *Proxy) muted(said []byte) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.mute != nil && bytes.Contains(said, p.mute)
 }
 
 // wait takes the time of Delay; false when the link was cut.

@@ -1,0 +1,80 @@
+package goredis
+
+import (
+	"bytes"
+	"context"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/refill-go/refill"
+)
+
+// FuzzReplies lets a server answer anything at all to every step: no step panics or hangs, and what is no answer of ours
+// is an error, or nothing, never a lease that was won or a claim with a time from nowhere.
+func FuzzReplies(f *testing.F) {
+	for _, reply := range []string{
+		"$-1\r\n", "$0\r\n\r\n", "+OK\r\n", ":1\r\n", ":2\r\n", "-ERR no\r\n", "-WRONGTYPE no\r\n", "-NOSCRIPT no\r\n", "-OOM no\r\n",
+		"-READONLY no\r\n", "-LOADING no\r\n", "*0\r\n", "*-1\r\n", "*1\r\n:1\r\n", "*3\r\n:0\r\n$1\r\na\r\n:5\r\n", "*3\r\n:0\r\n$1\r\n1\r\n$1\r\n2\r\n",
+		"*3\r\n:0\r\n$1\r\nx\r\n$1\r\n2\r\n", "*4\r\n:1\r\n$1\r\n1\r\n$1\r\n2\r\n:7\r\n", "*3\r\n:9\r\n$20\r\n99999999999999999999\r\n$1\r\n2\r\n",
+		"$5\r\nabc", "*2\r\n$1\r\na\r\n", "hello", "", "\r\n", "$3\r\na#1\r\n:-1\r\n", "$3\r\nb#1\r\n:100\r\n", ":7\r\n", ":-1\r\n",
+		"*3\r\n:9\r\n$1\r\n1\r\n$1\r\n2\r\n", "_\r\n", "#t\r\n", "%1\r\n+a\r\n:1\r\n",
+	} {
+		f.Add([]byte(reply))
+	}
+	f.Fuzz(func(t *testing.T, reply []byte) {
+		c := redis.NewClient(&redis.Options{
+			Addr: "127.0.0.1:1", Protocol: 2, DisableIdentity: true, MaxRetries: -1, ContextTimeoutEnabled: true,
+			ConnMaxLifetime: 1, // one connection per request: the parrot hangs up
+			Dialer:          func(context.Context, string, string) (net.Conn, error) { return parrot(reply), nil },
+		})
+		defer c.Close()
+		s := New(c)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, _ = s.Get(ctx, "product:42")
+		for _, how := range []refill.Ask{refill.AskOnce, refill.AskLeft, refill.AskForce} {
+			if l, err := s.TryLease(ctx, "product:42", "a#1", time.Minute, how); err == nil && !l.Won && l.Left < 0 {
+				t.Errorf("%q: %+v", reply, l)
+			}
+		}
+		if r, err := s.Claim(ctx, "product:42", "a#1", "", time.Minute); err == nil && (r.State > refill.ClaimLost || r.Now.IsZero()) {
+			t.Errorf("%q: %+v", reply, r)
+		}
+		if state, err := s.Publish(ctx, refill.Publication{Key: "product:42", Token: "a#1"}); err == nil && state > refill.PublishNoRoom {
+			t.Errorf("%q: published %d", reply, state)
+		}
+		_, _ = s.Renew(ctx, "product:42", "a#1", time.Minute)
+		_ = s.Fail(ctx, "product:42", "a#1", "boom", time.Second)
+		_ = s.Invalidate(ctx, "a#1", "product:42", "product:43")
+		_, _ = s.TryLock(ctx, "job:42", "a#1", time.Minute)
+		if ctx.Err() != nil {
+			t.Errorf("%q: a step hangs", reply)
+		}
+	})
+}
+
+// parrot is a connection to a server that answers the same to whatever it is asked, and then hangs up.
+func parrot(reply []byte) net.Conn {
+	client, server := net.Pipe()
+	go func() {
+		defer server.Close()
+		_ = server.SetDeadline(time.Now().Add(time.Second))
+		answer, request := []byte("-ERR unknown command\r\n"), make([]byte, 4<<10)
+		for greeting := true; greeting; { // the client greets first
+			n, err := server.Read(request)
+			if err != nil {
+				return
+			}
+			if greeting = bytes.Contains(request[:n], []byte("hello")); !greeting {
+				answer = reply
+			}
+			if _, err := server.Write(answer); err != nil {
+				return
+			}
+		}
+	}()
+	return client
+}
