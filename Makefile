@@ -1,4 +1,4 @@
-# make test | lint | bench | fuzz | services; `make` alone says what each does.
+# make test | lint | bench | fuzz | model | torture | services; `make` alone says what each does.
 # Plain make and sh. The modules are those of go.work.
 
 MODULE = github.com/refill-go/refill
@@ -11,35 +11,52 @@ BENCH     = .
 BENCHTIME = 1s
 FUZZTIME  = 10s
 
-.PHONY: help test servers lint bench fuzz services
+.PHONY: help test servers lint bench fuzz services model torture
 
 help:
 	@echo 'make test      run the tests of every module, with the race detector and real servers'
 	@echo 'make lint      run golangci-lint $(LINT_VERSION) in every module'
 	@echo 'make bench     run the benchmarks          (BENCH=regexp BENCHTIME=1s)'
 	@echo 'make fuzz      run each fuzz test shortly  (FUZZTIME=10s)'
+	@echo 'make model     check the model of the protocol with spin'
+	@echo 'make torture   test each promise at length, and break it (some 20 minutes; REFILL_TORTURE_FOR=5m)'
 	@echo 'make services  start a Redis to play with, and say how to stop it'
 
 # One go test for all modules of go.work (their paths all begin alike), so that its own lines are the last ones.
 test: servers
 	go test -race -shuffle=on -count=1 $(MODULE)/...
 
-# Installs the servers that tests start. What cannot be installed is said, and the tests that need it are skipped,
-# unless REFILL_NO_SKIP=1 makes them fail.
+# Installs what tests start, where it can: with apt-get and root or sudo. What cannot be installed is said, and the tests that
+# need it are skipped, unless REFILL_NO_SKIP=1 makes them fail.
 servers:
-	@if command -v redis-server >/dev/null; then exit 0; fi; \
+	@$(call install,redis-server,redis-server,the tests that need a real Redis will be skipped)
+	@$(call install,cc,gcc libc6-dev,the tests that set the clock of a Redis will be skipped)
+
+# install: the program, its packages, what is missed without it.
+install = if command -v $(1) >/dev/null; then exit 0; fi; \
 	if [ "$$(id -u)" = 0 ]; then as_root=; \
 	elif sudo -n true 2>/dev/null; then as_root='sudo -n'; \
 	else as_root=none; fi; \
 	if [ "$$as_root" != none ] && command -v apt-get >/dev/null; then \
-		echo 'redis-server is not installed: installing it with apt-get'; \
+		echo '$(1) is not installed: installing it with apt-get'; \
 		apt="$$as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120"; \
-		{ $$apt update && $$apt install -y --no-install-recommends redis-server; } </dev/null >&2 || true; \
+		{ $$apt update && $$apt install -y --no-install-recommends $(2); } </dev/null >&2 || true; \
 	fi; \
-	if ! command -v redis-server >/dev/null; then \
-		echo 'redis-server is not installed and cannot be installed from here (that takes apt-get and root or sudo):'; \
-		echo 'the tests that need a real Redis will be skipped.'; \
+	if ! command -v $(1) >/dev/null; then \
+		echo '$(1) is not installed and cannot be installed from here (that takes apt-get and root or sudo):'; \
+		echo '$(3).'; \
 	fi
+
+# The protocol as a Promela model, checked by spin.
+model:
+	@$(call install,cc,gcc libc6-dev,the model will not be checked)
+	@$(call install,spin,spin,the model will not be checked)
+	docs/model/check.sh
+
+# Every promise, its tests at length, and a break of the code for each that its test has to find: the table of
+# docs/guarantees.md. REFILL_TORTURE_FOR is how long the histories run.
+torture: servers
+	go run ./internal/realtest/torture -breaks -write
 
 lint:
 	@bin="$(CACHE)/golangci-lint-$(LINT_VERSION)-$$(go env GOVERSION)"; \

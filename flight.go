@@ -240,6 +240,13 @@ func (f *flights[V]) detach(key string) {
 	delete(f.calls, key)
 }
 
+// detachAll does so for all keys: announcements may have been missed.
+func (f *flights[V]) detachAll() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	clear(f.calls)
+}
+
 // tell hands a note to every flight of its key, or of all keys when the note has none.
 func (f *flights[V]) tell(key string, n Note) {
 	f.mu.Lock()

@@ -274,3 +274,29 @@ func TestStaleOnErrorKeepsItsBound(t *testing.T) {
 		}
 	})
 }
+
+// A flight from before a break of the subscription is not joined after its return: an Invalidate may have been missed.
+// Those who joined before get what they waited for. (Spin found it: docs/model.)
+func TestAFlightAcrossABreakOfTheSubscription(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{took: time.Second}
+		s, l, peer := pair(t, d, refill.Config{TTL: time.Minute})
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if v := get(t, l, "k"); v != "k v0" {
+				t.Errorf("the first caller got %q", v)
+			}
+		})
+		synctest.Wait() // it loads
+		s.cut(true)
+		d.version.Store(1)
+		if err := peer.Invalidate(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		s.cut(false)
+		if v := get(t, l, "k"); v != "k v1" {
+			t.Errorf("%q: a Get after the return joined the load from before the Invalidate", v)
+		}
+		wg.Wait()
+	})
+}

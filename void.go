@@ -13,6 +13,7 @@ func (l *Loader[V]) hear(n Note) {
 	switch n.Kind {
 	case NoteUp:
 		l.local.heard(true)
+		l.flights.detachAll() // what they load may have been invalidated meanwhile
 		l.flights.tell("", n) // whoever waits may have missed what it waits for
 		l.store.wake()
 		l.voids.wake()

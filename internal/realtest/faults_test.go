@@ -315,8 +315,13 @@ var lostReplies = []struct {
 				return key, nil
 			}
 		},
-		run:   func(a *rigNode, _ bool) { a.gets("k", "k", refill.EventLed) },
-		after: func(_, b *rigNode, _ bool) { b.gets("k", "k", refill.EventLed) },
+		run: func(a *rigNode, _ bool) { a.gets("k", "k", refill.EventLed) },
+		after: func(a, b *rigNode, _ bool) {
+			if left := a.client.Keys(a.t.Context(), "*/*").Val(); len(left) > 0 {
+				a.t.Errorf("%v are still there", left)
+			}
+			b.gets("k", "k", refill.EventLed)
+		},
 	},
 	{"invalidate", (*rigNode).warmed, voidLost((*refill.Loader[string]).Invalidate), voidDone},
 	{"expire", (*rigNode).warmed, voidLost((*refill.Loader[string]).Expire), voidDone},
@@ -496,7 +501,8 @@ func TestFrozenLoader(t *testing.T) {
 				got <- fmt.Sprint(v, err)
 			}()
 			took := (<-began).Sub(at)
-			if t.Logf("the next load began %v after the freeze", took); took > args.LockTTL+500*time.Millisecond {
+			t.Logf("result: taken over %v after the freeze, LockTTL 500 ms", took.Round(time.Millisecond))
+			if took > args.LockTTL+500*time.Millisecond {
 				t.Errorf("taken over after %v, want LockTTL + 500 ms at most", took)
 			}
 			if done {
@@ -592,7 +598,9 @@ func TestFrozenHolderOfALock(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if took := time.Since(at); took > ttl+500*time.Millisecond {
+	took := time.Since(at)
+	t.Logf("result: taken over %v after the freeze, TTL 500 ms", took.Round(time.Millisecond))
+	if took > ttl+500*time.Millisecond {
 		t.Errorf("taken over after %v, want TTL + 500 ms at most", took)
 	}
 	if lock.Fence() <= fence {

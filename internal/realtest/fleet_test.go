@@ -235,7 +235,8 @@ func TestOneLoadPerExpiry(t *testing.T) {
 			loads, total := runFleet(t, server, 8, fleetArgs{
 				Callers: 200, For: 10 * time.Second, Pause: 20 * time.Millisecond, TTL: ttl, StaleFor: staleFor, Load: load,
 			})
-			t.Logf("%d Gets, %d loads, longest Get %v, outcomes %v", total.Gets, len(loads), total.Longest, total.Outcomes)
+			t.Logf("result: StaleFor %v: %d loads in 10 s, %d Gets, %d failed", staleFor, len(loads), total.Gets, total.Failed)
+			t.Logf("longest Get %v, outcomes %v", total.Longest, total.Outcomes)
 			t.Logf("commands, with those of start and end: %v", server.Commandstats(t))
 			if total.Failed > 0 {
 				t.Errorf("%d Gets failed: %v", total.Failed, total.Errors)
@@ -268,6 +269,7 @@ func TestLoadOutlastsTTLAndLock(t *testing.T) {
 	loads, total := runFleet(t, server, 8, fleetArgs{
 		Callers: 25, TTL: time.Second, LockTTL: time.Second, Load: 3 * time.Second,
 	})
+	t.Logf("result: %d load, %d of %d callers got it", len(loads), total.Gets-total.Failed, total.Gets)
 	if len(loads) != 1 || total.Failed != 0 || total.Gets != 200 {
 		t.Errorf("%d loads, %d of %d Gets failed: %v; want one load that everybody gets", len(loads), total.Failed, total.Gets, total.Errors)
 	}
@@ -287,6 +289,7 @@ func TestFailingLoad(t *testing.T) {
 			t.Errorf("load %d began %v after the failure before it", i, gap)
 		}
 	}
+	t.Logf("result: %d loads in 5 s at an ErrorTTL of 2 s, %d Gets", len(loads), total.Gets)
 	if len(loads) < 2 || len(loads) > 3 || total.Failed != total.Gets {
 		t.Errorf("%d loads in 5 s, %d of %d Gets failed", len(loads), total.Failed, total.Gets)
 	}
@@ -321,7 +324,7 @@ func TestKilledLoader(t *testing.T) {
 	said = fleetSaid{}
 	other.Next(&said)
 	after := time.Unix(0, said.Begins).Sub(killed)
-	t.Logf("the next load began %v after the kill", after)
+	t.Logf("result: the next load began %v after the kill, LockTTL 1 s", after.Round(time.Millisecond))
 	if said.Begins == 0 || after > args.LockTTL+500*time.Millisecond || after < 0 {
 		t.Errorf("it said %+v, %v after the kill; want a load within LockTTL + 500 ms", said, after)
 	}
@@ -367,41 +370,47 @@ func two(t testing.TB, addr string, load func(context.Context, string) (string, 
 	return nodes[0], nodes[1]
 }
 
-// Invalidate during a load on another node: that load's value is not stored.
+// Invalidate during a load on another node: that load's value is not stored, whether somebody loads meanwhile or not.
 func TestInvalidateDuringALoadElsewhere(t *testing.T) {
-	server := StartRedis(t)
-	var version atomic.Int64
-	loading, goOn := make(chan struct{}), make(chan struct{})
-	load := func(context.Context, string) (string, error) {
-		v := version.Load() // the query reads, and takes its time
-		if v == 0 {
-			loading <- struct{}{}
-			<-goOn
-		}
-		return fmt.Sprint("v", v), nil
-	}
-	a, b := two(t, server.Addr(), load, refill.Config{TTL: time.Minute})
-	first := make(chan string)
-	go func() {
-		v, err := a.Get(t.Context(), "k")
-		first <- fmt.Sprint(v, err)
-	}()
-	<-loading
-	version.Store(1)
-	if err := b.Invalidate(t.Context(), "k"); err != nil {
-		t.Fatal(err)
-	}
-	if v, err := b.Get(t.Context(), "k"); err != nil || v != "v1" { // at once, beside the old load
-		t.Errorf("%q, %v right after Invalidate", v, err)
-	}
-	close(goOn)
-	if got := <-first; got != "v0<nil>" {
-		t.Errorf("the caller that waited for the old load got %s", got)
-	}
-	for _, l := range []*refill.Loader[string]{a, b} {
-		if v, err := l.Get(t.Context(), "k"); err != nil || v != "v1" {
-			t.Errorf("%q, %v: the old load's value was stored", v, err)
-		}
+	for _, meanwhile := range []bool{true, false} {
+		t.Run(fmt.Sprintf("somebody loads meanwhile %v", meanwhile), func(t *testing.T) {
+			server := StartRedis(t)
+			var version atomic.Int64
+			loading, goOn := make(chan struct{}), make(chan struct{})
+			load := func(context.Context, string) (string, error) {
+				v := version.Load() // the query reads, and takes its time
+				if v == 0 {
+					loading <- struct{}{}
+					<-goOn
+				}
+				return fmt.Sprint("v", v), nil
+			}
+			a, b := two(t, server.Addr(), load, refill.Config{TTL: time.Minute})
+			first := make(chan string)
+			go func() {
+				v, err := a.Get(t.Context(), "k")
+				first <- fmt.Sprint(v, err)
+			}()
+			<-loading
+			version.Store(1)
+			if err := b.Invalidate(t.Context(), "k"); err != nil {
+				t.Fatal(err)
+			}
+			if meanwhile {
+				if v, err := b.Get(t.Context(), "k"); err != nil || v != "v1" { // at once, beside the old load
+					t.Errorf("%q, %v right after Invalidate", v, err)
+				}
+			}
+			close(goOn)
+			if got := <-first; got != "v0<nil>" {
+				t.Errorf("the caller that waited for the old load got %s", got)
+			}
+			for _, l := range []*refill.Loader[string]{b, a} {
+				if v, err := l.Get(t.Context(), "k"); err != nil || v != "v1" {
+					t.Errorf("%q, %v: the old load's value was stored", v, err)
+				}
+			}
+		})
 	}
 }
 
@@ -431,6 +440,7 @@ func TestNobodyPolls(t *testing.T) {
 	<-time.After(2500 * time.Millisecond) // the length of the load
 	calls := server.Commandstats(t)
 	looks := int64(time.Since(began)/time.Second) + 2
+	t.Logf("result: %d SET and %d PTTL while 20 callers waited 2.5 s", calls["set"], calls["pttl"])
 	if calls["set"] > looks || calls["pttl"] > looks || calls["get"] > 1 {
 		t.Errorf("%v while 20 callers waited for 2.5 s: want one look per LockTTL, of SET and PTTL", calls)
 	}

@@ -177,7 +177,8 @@ func TestOutage(t *testing.T) {
 			<-time.After(3 * outageTTL)
 			ended := time.Now()
 			o := outageCollect(t, nodes)
-			t.Logf("8 nodes had Redis again %v after its return", back.Sub(found))
+			t.Logf("result: %s: at most %d loads at once in the fleet (8 × MaxLoads = 64), longest Get %v, all nodes had Redis again after %v",
+				name, atOnce(o.all, lost, found), o.total.Longest.Round(time.Millisecond), back.Sub(found).Round(time.Millisecond))
 			o.draw(t, began, lost, found, ended)
 			o.judge(t)
 			o.onePerExpiry(t, "before", began, lost)
@@ -306,7 +307,7 @@ func (o *outage) onePerExpiry(t *testing.T, when string, from, to time.Time) {
 		}
 		last[s.Key] = s.Began
 	}
-	t.Logf("%s: %d loads of %d keys in %.1f s, %d within the TTL of the one before", when, loads, len(last), to.Sub(from).Seconds(), twice)
+	t.Logf("result: %s: %d loads of %d keys in %.1f s, %d within the TTL of the one before", when, loads, len(last), to.Sub(from).Seconds(), twice)
 	if twice > 0 || len(last) < outageKeys/2 {
 		t.Errorf("%s: %d of %d loads of %d keys came within the TTL of the one before", when, twice, loads, len(last))
 	}

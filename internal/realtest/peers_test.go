@@ -1,0 +1,410 @@
+//go:build unix
+
+package realtest_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/refill-go/refill"
+	"github.com/refill-go/refill/backend/goredis"
+	"github.com/refill-go/refill/internal/realtest"
+)
+
+// Tests named after bugs of peers that show on the wire; the others are in the root module's peers_*_test.go. Shown
+// precisely by another test:
+//
+//	go-redis' SetNX, at the level of one command: own lock reported as another's    TestGoredisLostReply
+//	Redisson#2575, #4064: subscriptions are left behind                             TestGoredisLeavesNothing
+//	FusionCache, nginx, Laravel: waiters poll                                       TestNobodyPolls
+//	redis/docs, rockscache: what becomes of the key of a process that is killed     TestKilledLoader
+
+// peerNode makes a Loader named thing with a client of its own. Every trouble with the store fails the test.
+func peerNode(t *testing.T, o *redis.Options, load func(context.Context, string) (string, error), cfg refill.Config) *refill.Loader[string] {
+	t.Helper()
+	c := redis.NewClient(o)
+	t.Cleanup(func() { c.Close() })
+	return peerLoader(t, c, load, cfg)
+}
+
+func peerLoader(t *testing.T, c redis.UniversalClient, load func(context.Context, string) (string, error), cfg refill.Config) *refill.Loader[string] {
+	t.Helper()
+	cfg.Shared = goredis.New(c)
+	cfg.OnEvent = func(e refill.Event) {
+		switch e.Kind {
+		case refill.EventStoreError, refill.EventBadRecord, refill.EventLeaseLost:
+			t.Errorf("%v of %q: %v", e.Kind, e.Key, e.Err)
+		}
+	}
+	l, err := refill.New("thing", load, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return l
+}
+
+func peerGet(t *testing.T, l *refill.Loader[string], key string) string {
+	t.Helper()
+	v, err := l.Get(t.Context(), key)
+	if err != nil {
+		t.Errorf("%q: %v", key, err)
+	}
+	return v
+}
+
+// rockscache's lock has no EXPIRE, so a crash leaves an immortal key; its WAIT gets nanoseconds for milliseconds.
+// go-redis/cache makes an hour of less than a second. Here is the life of every key that we leave in Redis, and when.
+func TestPeerEveryKeyHasAnEnd(t *testing.T) {
+	server := realtest.StartRedis(t)
+	o := &redis.Options{Addr: server.Addr()}
+	loading, goOn := make(chan struct{}), make(chan struct{})
+	l := peerNode(t, o, func(ctx context.Context, key string) (string, error) {
+		switch key {
+		case "running":
+			close(loading)
+			<-goOn
+		case "failed":
+			return "", errors.New("boom")
+		case "panicked":
+			panic("ouch")
+		case "absent":
+			return "", refill.ErrNotFound
+		case "short":
+			refill.FillFrom(ctx).SetTTL(300 * time.Millisecond)
+		}
+		return key, nil
+	}, refill.Config{
+		TTL: 10 * time.Minute, NotFoundTTL: time.Minute, ErrorTTL: 20 * time.Second, LockTTL: 5 * time.Second,
+		LoadTimeout: 40 * time.Second, Jitter: -1,
+	})
+	c := redis.NewClient(o)
+	defer c.Close()
+	jobs, err := refill.NewLocker("job", goredis.New(c), refill.LockConfig{TTL: 15 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lock, err := jobs.Lock(t.Context(), "held")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() { peerGet(t, l, "running") })
+	<-loading
+	for _, key := range []string{"stored", "failed", "panicked", "absent", "short"} {
+		_, _ = l.Get(t.Context(), key)
+	}
+	p := goredisPrefix("refill")
+	for key, want := range map[string]struct{ least, most time.Duration }{
+		p.key("thing:stored", ""):         {9 * time.Minute, 10 * time.Minute},
+		p.key("thing:absent", ""):         {30 * time.Second, time.Minute},
+		p.key("thing:short", ""):          {-2, time.Second}, // the floor; -2 = it is over
+		p.key("thing:failed", "/lease"):   {time.Second, 20 * time.Second},
+		p.key("thing:panicked", "/lease"): {time.Second, 20 * time.Second},
+		p.key("thing:running", "/lease"):  {time.Millisecond, 5 * time.Second},
+		p.key("thing:running", "/claim"):  {10 * time.Second, 45 * time.Second},
+		p.key("job:held", "/lock"):        {time.Second, 15 * time.Second},
+		p.key("job:held", "/fence"):       {time.Hour, 24 * time.Hour},
+	} {
+		if left := c.PTTL(t.Context(), key).Val(); left == -1 || left < want.least || left > want.most {
+			t.Errorf("%s ends in %v, want %v to %v", key, left, want.least, want.most)
+		}
+	}
+	if n := c.DBSize(t.Context()).Val(); n > 9 {
+		t.Errorf("%d keys, want the nine above: %v", n, c.Keys(t.Context(), "*").Val())
+	}
+	close(goOn)
+	wg.Wait()
+	if err := lock.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for _, key := range []string{p.key("thing:running", "/lease"), p.key("thing:running", "/claim"), p.key("job:held", "/lock")} {
+		if n := c.Exists(t.Context(), key).Val(); n != 0 {
+			t.Errorf("%s is left behind", key)
+		}
+	}
+}
+
+// rockscache reckons the end of its lock by the clock of the client, rueidislock sends PXAT, ShedLock (#231, #1439) compares
+// clocks of two machines: where these differ, a lock is over at once or lasts for hours. Here Redis is an hour off.
+func TestPeerClockOfTheClient(t *testing.T) {
+	for _, off := range []time.Duration{-time.Hour, time.Hour} {
+		t.Run(off.String(), func(t *testing.T) {
+			server := miniredis.RunT(t)
+			server.SetTime(time.Now().Add(off))
+			loading, goOn := make(chan struct{}), make(chan struct{})
+			var loads atomic.Int64
+			load := func(context.Context, string) (string, error) {
+				if loads.Add(1) == 1 {
+					close(loading)
+					<-goOn
+				}
+				return "v", nil
+			}
+			cfg := refill.Config{TTL: 10 * time.Minute, LoadTimeout: time.Minute, Jitter: -1}
+			o := &redis.Options{Addr: server.Addr()}
+			a, b := peerNode(t, o, load, cfg), peerNode(t, o, load, cfg)
+			var wg sync.WaitGroup
+			wg.Go(func() { peerGet(t, a, "k") })
+			select {
+			case <-loading:
+			case <-time.After(10 * time.Second):
+				t.Fatal("no load began: no lease lasts")
+			}
+			wg.Go(func() { peerGet(t, b, "k") }) // waits, or finds it
+			ends := func() {
+				for _, key := range server.Keys() {
+					if left := server.TTL(key); left <= 0 || left > 10*time.Minute {
+						t.Errorf("%s ends in %v", key, left)
+					}
+				}
+			}
+			ends()
+			close(goOn)
+			wg.Wait()
+			ends()
+			late := peerNode(t, o, load, cfg)
+			for _, l := range []*refill.Loader[string]{a, b, late, late} {
+				if r, err := l.GetResult(t.Context(), "k"); err != nil || r.Age > time.Minute || r.Remaining < 9*time.Minute {
+					t.Errorf("%+v, %v", r, err)
+				}
+			}
+			if n := loads.Load(); n != 1 {
+				t.Errorf("%d loads, want 1", n)
+			}
+		})
+	}
+}
+
+// jetcache-go and go-zero ("*"), rueidisaside ("rueidisid:"), redcache ("__redcache:lock:"): a value that is taken for a mark.
+// Here by our scripts, which look into lease and record.
+func TestPeerValueThatLooksLikeAMarkOnTheWire(t *testing.T) {
+	server := realtest.StartRedis(t)
+	o := &redis.Options{Addr: server.Addr()}
+	values := []string{
+		"", "*", "!", `!{"node":"x","text":"boom"}`, "host-000000000000#1", "RF1", "RN1 i 0 0 7 thing:0", "\x00", "\r\n$-1\r\n",
+		"rueidisid:1", "__redcache:lock:1", strings.Repeat("RF1\x00", 2000),
+	}
+	var loads atomic.Int64
+	load := func(_ context.Context, key string) (string, error) {
+		loads.Add(1)
+		var i int
+		_, err := fmt.Sscan(key, &i)
+		return values[i], err
+	}
+	cfg := refill.Config{TTL: time.Hour, StaleFor: time.Hour}
+	a, b := peerNode(t, o, load, cfg), peerNode(t, o, load, cfg)
+	for i, value := range values {
+		key := fmt.Sprint(i)
+		for _, l := range []*refill.Loader[string]{a, b, a} {
+			if v := peerGet(t, l, key); v != value {
+				t.Errorf("%.30q, want %.30q", v, value)
+			}
+		}
+		if err := errors.Join(a.Expire(t.Context(), key), b.Refresh(t.Context(), key)); err != nil {
+			t.Error(err)
+		}
+		if v := peerGet(t, peerNode(t, o, load, cfg), key); v != value {
+			t.Errorf("%.30q after Expire and Refresh, want %.30q", v, value)
+		}
+	}
+	if n := loads.Load(); n != int64(2*len(values)) {
+		t.Errorf("%d loads, want two per key", n)
+	}
+}
+
+// Any lock over SET NX or SETNX with a client that repeats its commands, as go-redis does by default: the reply is lost, the
+// repetition finds the lock held by "another", and all wait for the own lock until it ends.
+func TestPeerOwnLockTakenForAnothers(t *testing.T) {
+	server := realtest.StartRedis(t)
+	proxy := realtest.StartProxy(t, server.Addr())
+	load := func(context.Context, string) (string, error) { return "v", nil }
+	l := peerNode(t, &redis.Options{Addr: proxy.Addr()}, load, refill.Config{TTL: time.Hour, LockTTL: time.Minute, LoadTimeout: time.Minute})
+	lost := proxy.LoseReply("nx")
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if r, err := l.GetResult(ctx, "k"); err != nil || r.Outcome != refill.EventLed {
+		t.Errorf("%+v, %v", r, err)
+	}
+	<-lost
+	c := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	defer c.Close()
+	p := goredisPrefix("refill")
+	if n := c.Exists(ctx, p.key("thing:k", "")).Val(); n != 1 {
+		t.Error("the value was not stored")
+	}
+	if there := c.Get(ctx, p.key("thing:k", "/lease")).Val(); there != "" {
+		t.Errorf("%q still has the lease", there)
+	}
+}
+
+// rueidis#1010: the caller gives up while the server has not read its command yet. It is carried out later, and nobody knows
+// of the lock.
+func TestPeerLockTakenAfterItsCallerLeft(t *testing.T) {
+	server := realtest.StartRedis(t)
+	c := redis.NewClient(&redis.Options{Addr: server.Addr(), MaxRetries: -1})
+	defer c.Close()
+	store := goredis.New(c)
+	jobs, err := refill.NewLocker("job", store, refill.LockConfig{TTL: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	take := func(ctx context.Context) error {
+		lock, err := jobs.TryLock(ctx, "k")
+		if err != nil {
+			return err
+		}
+		return lock.Release(context.Background())
+	}
+	if err := take(t.Context()); err != nil { // connected, and the scripts are loaded
+		t.Fatal(err)
+	}
+	server.Freeze()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := take(ctx); err == nil || errors.Is(err, refill.ErrLocked) {
+		t.Errorf("TryLock on a silent server: %v", err)
+	}
+	server.Thaw()
+	// Longer than the lock's TTL/20, shorter than its TTL.
+	eventually(t, "the lock is free again", func() bool { return take(context.Background()) == nil })
+}
+
+// replicate/go asks for cache:fresh:k, cache:data:k and cache:negative:k in one command, rockscache for many keys in one
+// script: CROSSSLOT in a cluster. Others fall over a key with braces of its own.
+func TestPeerSlotsOfACluster(t *testing.T) {
+	c := overCluster(t).open(t)
+	var loads atomic.Int64
+	load := func(_ context.Context, key string) (string, error) {
+		loads.Add(1)
+		return "of " + key, nil
+	}
+	cfg := refill.Config{TTL: time.Hour, StaleFor: time.Hour}
+	a, b := peerLoader(t, c, load, cfg), peerLoader(t, c, load, cfg)
+	keys := []string{"k", "{a}k", "}{", "{", "{}", "a{b}c{d}", "\x00", "a b", "a\r\nb", ":", "/lease:k", "/claim:k", "lease:k", strings.Repeat("x", 3000)}
+	ctx := t.Context()
+	for round := range 2 {
+		for _, key := range keys {
+			for _, l := range []*refill.Loader[string]{a, b} {
+				if v := peerGet(t, l, key); v != "of "+key {
+					t.Errorf("%.20q: %.20q", key, v)
+				}
+			}
+		}
+		if n := int(loads.Load()); n != (1+round)*len(keys) {
+			t.Errorf("%d loads of %d keys", n, len(keys))
+		}
+		if err := a.Invalidate(ctx, keys...); err != nil { // of many slots
+			t.Error(err)
+		}
+		for _, key := range keys {
+			eventually(t, "the other node has heard it", func() bool { _, there := b.Peek(ctx, key); return !there })
+		}
+	}
+	if err := errors.Join(a.Refresh(ctx, keys...), b.Expire(ctx, keys...)); err != nil {
+		t.Error(err)
+	}
+	jobs, err := refill.NewLocker("thing", goredis.New(c), refill.LockConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range keys {
+		lock, err := jobs.TryLock(ctx, key)
+		if err != nil {
+			t.Errorf("%.20q: %v", key, err)
+			continue
+		}
+		if err := lock.Release(ctx); err != nil {
+			t.Errorf("%.20q: %v", key, err)
+		}
+	}
+}
+
+// gocache's Clear is FLUSHALL, and others look for what to delete with KEYS: what belongs to others in the same Redis is
+// gone, or waits. Nothing that we do touches another's key, nor one of another prefix.
+func TestPeerFlushAll(t *testing.T) {
+	server := realtest.StartRedis(t)
+	o := &redis.Options{Addr: server.Addr()}
+	c := redis.NewClient(o)
+	defer c.Close()
+	ctx := t.Context()
+	foreign := []string{"session:1", "thing:k", "refill", "refill:mine", "refill:{1}:other:k", "refill2:{1}:thing:k"}
+	for _, key := range foreign {
+		c.Set(ctx, key, "theirs", 0)
+	}
+	server.ResetStats(t)
+	load := func(_ context.Context, key string) (string, error) { return key, nil }
+	l := peerNode(t, o, load, refill.Config{TTL: time.Hour, StaleFor: time.Hour})
+	peerGet(t, l, "k")
+	if err := errors.Join(l.Refresh(ctx, "k"), l.Expire(ctx, "k"), l.Invalidate(ctx, "k"), l.Close()); err != nil {
+		t.Error(err)
+	}
+	calls := server.Commandstats(t)
+	for _, command := range []string{"flushall", "flushdb", "keys", "scan", "rename", "unlink"} {
+		if calls[command] != 0 {
+			t.Errorf("%d calls of %s", calls[command], command)
+		}
+	}
+	for _, key := range foreign {
+		if v := c.Get(ctx, key).Val(); v != "theirs" {
+			t.Errorf("%s: %q", key, v)
+		}
+	}
+	if n := c.DBSize(ctx).Val(); n != int64(len(foreign)) {
+		t.Errorf("%d keys, want %d: %v", n, len(foreign), c.Keys(ctx, "*").Val())
+	}
+}
+
+// FusionCache#608: connections for each cache of a process, so that a fleet runs out of them. Loaders and Lockers over one
+// Store share one subscription.
+func TestPeerSubscriptionPerCache(t *testing.T) {
+	server := realtest.StartRedis(t)
+	c := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	defer c.Close()
+	store := goredis.New(c)
+	for i := range 10 {
+		up := make(chan struct{})
+		l, err := refill.New[string](fmt.Sprint("thing", i), nil, refill.Config{TTL: time.Hour, Shared: store, OnEvent: func(e refill.Event) {
+			if e.Kind == refill.EventStoreUp {
+				close(up)
+			}
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		<-up
+	}
+	jobs, err := refill.NewLocker("job", store, refill.LockConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	held, err := jobs.TryLock(t.Context(), "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := jobs.Lock(ctx, "k"); !errors.Is(err, refill.ErrLocked) { // watches
+		t.Error(err)
+	}
+	if n := c.PubSubNumSub(t.Context(), "refill:notes").Val()["refill:notes"]; n != 1 {
+		t.Errorf("%d subscriptions, want 1", n)
+	}
+	if err := held.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}

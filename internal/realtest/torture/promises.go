@@ -1,0 +1,133 @@
+//go:build unix
+
+package main
+
+// promise is one guarantee, in the words of README.md, and the tests that could refute it.
+type promise struct {
+	name, text string
+	proofs     []proof
+}
+
+type proof struct {
+	test, dir string // dir is the package, from the root of the repository
+	injected  string
+	mutant    mutant
+}
+
+// mutant is a break of our code that the test of a proof has to notice.
+type mutant struct {
+	name           string
+	file, old, new string
+	tries          int // how often the test may run before it has to notice; default 1
+}
+
+const (
+	memory = "."                 // nodes over a store in memory, in a bubble whose time is exact
+	real   = "internal/realtest" // processes and servers
+	redis  = "backend/goredis/lua/"
+)
+
+var promises = []promise{
+	{"G1", "Redis healthy: one load per key per expiry in the whole cluster.", []proof{
+		{"TestOneLoadPerExpiry", real, "8 processes × 200 callers, 10 s, TTL 1 s, with and without StaleFor", mutant{
+			"a loser of the lease does not wait for it", "refill.go", "\tc.lostTo = lease.Holder\n\treturn l.await(c, lease.Left)", "\treturn false, false, l.alone(c)", 1,
+		}},
+		{"TestLoadOutlastsTTLAndLock", real, "a load of 3 s, TTL and LockTTL 1 s, 8 processes", mutant{
+			"the lease is not renewed in time", "stale.go", "return ttl / 3 }", "return ttl * 2 }", 1,
+		}},
+		{"TestASecondLookUnderTheLease", memory, "a publish between the look and the lease of another node", mutant{
+			"the claim does not look at the value", "memory.go", `case c.value.data != "" && RecordToken([]byte(c.value.data)) != seen:`, "case false:", 1,
+		}},
+		{"TestNobodyPolls", real, "20 callers wait 2.5 s for another node", mutant{}},
+	}},
+	{"G2", "After Invalidate or Expire has returned, no load that began before it is served as fresh.", []proof{
+		{"TestInvalidateDuringALoadElsewhere", real, "Invalidate while another node loads", mutant{
+			"Invalidate leaves the claim", redis + "invalidate.lua", "redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])", "redis.call('DEL', KEYS[1], KEYS[2])", 1,
+		}},
+		{"TestExpireVoidsALoadElsewhere", memory, "Expire while another node loads", mutant{
+			"Expire leaves lease and claim", "memory.go", "c.lease, c.claim = timed{}, timed{}\n\t\tif b :=", "if b :=", 1,
+		}},
+		{"TestInvalidateIsDoneWhenItReturns", memory, "Gets from inside and right behind Invalidate", mutant{
+			"a flight is not detached", "void.go", "\tl.flights.detach(key)\n", "", 1,
+		}},
+		{"TestAReadOvertakenByAnInvalidate", memory, "an announcement between the reply of a GET and L1", mutant{
+			"no epoch of the key", "local.go", "\tl.stripes[h%epochStripes].Add(1)\n", "\t_ = h\n", 1,
+		}},
+		{"TestAReadAcrossABreakOfTheSubscription", memory, "an announcement lost with the subscription", mutant{
+			"no epoch of the subscription", "local.go", "return e.at.session == l.session.Load() && l.unvoided(e)", "return l.unvoided(e)", 1,
+		}},
+		{"TestLostMessages", real, "messages of the subscription lost unnoticed", mutant{
+			"LocalTTL is not heeded", "local.go", "return min(life.fresh, now+l.ttl)", "return life.fresh", 1,
+		}},
+	}},
+	{"G3", "An overtaken, paused or resumed filler never overwrites a newer value.", []proof{
+		{"TestFrozenLoader", real, "SIGSTOP of the loading process past its lease, SIGCONT beside and behind its heir", mutant{
+			"publish does not look at the claim", redis + "publish.lua", "if there[2] ~= ARGV[1] then", "if false then", 1,
+		}},
+		{"TestAnOvertakenFillerDoesNotPublish", memory, "a load that outlives its lease, and its heir", mutant{
+			"publish does not look at the claim", "memory.go", `if c.claim.data != p.Token || p.Token == "" {`, "if false {", 1,
+		}},
+	}},
+	{"G4", "A holder that dies or freezes is replaced within LockTTL + 500 ms; nobody waits longer than its own context.", []proof{
+		{"TestKilledLoader", real, "kill -9 of the loading process", mutant{
+			"a waiter sleeps longer than the lease lives", "stale.go", "return left + 2*time.Millisecond", "return 3*left + time.Second", 1,
+		}},
+		{"TestFrozenHolderOfALock", real, "SIGSTOP of the holder of a user's lock", mutant{
+			"a lock is freed without a look at whose it is", redis + "unlock.lua", "if redis.call('MGET', KEYS[1])[1] ~= ARGV[1] then return 0 end", "", 1,
+		}},
+		{"TestCallersLeaveOnTheirOwn", memory, "callers with contexts of their own", mutant{
+			"a caller waits for the load", "loader.go", "\tcase <-ctx.Done():\n\t\treturn answer[V]{err: ctx.Err()}, true\n\t}\n\ta := c.answer", "\t}\n\ta := c.answer", 1,
+		}},
+	}},
+	{"G5", "Nothing older than TTL + StaleFor (+ StaleIfError on failure), from the start of its load, is served.", []proof{
+		{"FuzzLife", memory, "lives of all sorts, judged at all moments", mutant{
+			"TTL + StaleFor is not the end", "stale.go", "case now < l.stale:", "case now < l.dead:", 1,
+		}},
+		{"TestStaleOnErrorKeepsItsBound", memory, "a failing refresh across the end of StaleIfError", mutant{
+			"what is spare has no end", "refill.go", "if e.life.at(l.now()) <= Spare && l.local.unvoided(e) && !c.forced {", "if l.local.unvoided(e) && !c.forced {", 1,
+		}},
+	}},
+	{"G6", "A cancelled, panicking, hanging or failing load harms no other key, and no other caller beyond sharing its error.", []proof{
+		{"TestTheLastCallerTakesTheLoadAlong", memory, "callers that leave, one by one", mutant{
+			"a cancelled load leaves a back-off", "refill.go", "if cause := context.Cause(c.ctx); cause != nil {\n\t\tl.emit(Event{Kind: EventAbandoned", "if cause := context.Cause(c.ctx); false {\n\t\tl.emit(Event{Kind: EventAbandoned", 1,
+		}},
+		{"TestPanicAndGoexitAreErrors", memory, "panic and runtime.Goexit in the load function", mutant{
+			"Goexit is taken for a value", "refill.go", `r := loaded[V]{err: errors.New("refill: the load function ended its goroutine"), panicked: true}`, "r := loaded[V]{}", 1,
+		}},
+		{"TestLoadTimeout", memory, "a load that hangs, and does not heed its ctx", mutant{
+			"no time-out", "refill.go", "l.cfg.LoadTimeout, errLoadTimeout)", "time.Hour, errLoadTimeout)", 1,
+		}},
+		{"TestFailingLoad", real, "a failing database, 50 callers in 5 processes", mutant{
+			"no back-off in the store", redis + "fail.lua", "redis.pcall('SET', KEYS[2], '!' .. ARGV[4], 'PX', ARGV[5])", "", 1,
+		}},
+	}},
+	{"G7", "Redis slow, gone, failing over, restarted empty, full, or answering garbage: Get answers within its bounds, with at most MaxLoads loads at a time per process.", []proof{
+		{"TestOutage", real, "Redis killed and back empty, frozen and back: 8 processes, 1,000 hot keys", mutant{
+			"a load without the store takes no place of MaxLoads", "refill.go", "free, _, err := l.slot(c, nil, patience.C)", "free, err := func() {}, error(nil)", 1,
+		}},
+		{"TestBreaker", memory, "a store that does not answer", mutant{
+			"the breaker never opens", "breaker.go", "b.failed.Add(1) >= breakAfter", "false", 1,
+		}},
+		{"TestMaxLoads", memory, "20 Gets of cold keys at MaxLoads 4, with and without a store", mutant{
+			"nobody is shed", "refill.go", "case <-impatient:\n", "case <-make(chan int):\n", 1,
+		}},
+		{"TestMaxWaiters", memory, "more callers than may wait", mutant{
+			"nobody is refused", "flight.go", "f.waiting >= f.room && !nested", "false", 1,
+		}},
+		{"TestFullRedis", real, "a Redis at maxmemory", mutant{}},
+		{"TestForeignBytes", real, "foreign types, damaged records, other versions under our keys", mutant{
+			"the sum is not checked", "record.go", "binary.BigEndian.Uint32(b[offSum:]) != crc32.Checksum(b[offToken:], castagnoli)", "false", 1,
+		}},
+	}},
+	{"G8", "Nothing is left behind by any path; Close waits LoadTimeout at most and names what still runs.", []proof{
+		{"TestLostReplies", real, "the reply to each step lost after the server carried it out, with and without a client that tries again", mutant{
+			"a released lease stays", redis + "release.lua", "if not free(KEYS[2], KEYS[3], ARGV[1]) then return 0 end", "if true then return 0 end", 1,
+		}},
+		{"TestGoredisLeavesNothing", real, "ends of listeners, watchers and Loaders", mutant{
+			"the last listener does not end the session", "backend/goredis/hub.go", "if h.users--; h.users == 0 {", "if h.users--; h.users < 0 {", 1,
+		}},
+		{"TestClose", memory, "Close beside refreshes, loads, and one that does not end", mutant{
+			"a refresh is not cancelled", "flight.go", "\t\tif f.needless(c) {\n\t\t\tc.cancel(errClosing)", "\t\tif false {\n\t\t\tc.cancel(errClosing)", 1,
+		}},
+	}},
+}

@@ -1,0 +1,57 @@
+//go:build unix
+
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// The table names tests that exist, and breaks that can be made.
+func TestPromises(t *testing.T) {
+	root := filepath.Join("..", "..", "..")
+	for _, p := range promises {
+		broken := 0
+		for _, proof := range p.proofs {
+			if !declares(t, filepath.Join(root, proof.dir), proof.test) {
+				t.Errorf("%s: there is no %s in %s", p.name, proof.test, proof.dir)
+			}
+			m := proof.mutant
+			if m.name == "" {
+				continue
+			}
+			broken++
+			text, err := os.ReadFile(filepath.Join(root, m.file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n := bytes.Count(text, []byte(m.old)); n != 1 {
+				t.Errorf("%s: %q, to be broken, stands %d times in %s", proof.test, m.old, n, m.file)
+			}
+		}
+		if broken == 0 {
+			t.Errorf("%s has no break that shows that it can fail", p.name)
+		}
+	}
+}
+
+func declares(t *testing.T, dir, test string) bool {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(text), "\nfunc "+test+"(") {
+			return true
+		}
+	}
+	return false
+}
