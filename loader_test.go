@@ -90,6 +90,17 @@ func get(t *testing.T, l *refill.Loader[string], key string) string {
 	return v
 }
 
+// behind Gets on a goroutine of its own. Defer what it returns: it waits for that, before the test's ctx ends.
+func behind(t *testing.T, l *refill.Loader[string], key string) (wait func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		get(t, l, key)
+	}()
+	return func() { <-done }
+}
+
 // bubble runs a test in a synctest bubble: its sleeps take no time and are exact, and a goroutine left behind fails it.
 func bubble(t *testing.T, f func(t *testing.T)) {
 	t.Helper()

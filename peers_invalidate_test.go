@@ -59,7 +59,7 @@ func TestPeerDeleteDuringAFillTwice(t *testing.T) {
 		shared := refill.NewMemory()
 		cfg := refill.Config{TTL: time.Hour, Shared: shared}
 		slow, fast := node(t, says("old", time.Second), cfg), node(t, says("new", 10*ms), cfg)
-		go func() { get(t, slow, "k") }()
+		defer behind(t, slow, "k")()
 		time.Sleep(100 * ms)
 		for range 2 {
 			if err := fast.Invalidate(t.Context(), "k"); err != nil {
@@ -261,7 +261,7 @@ func TestPeerAnnouncedThoughNotStored(t *testing.T) {
 		})()
 		d := &db{took: 100 * ms}
 		l := fleet(t, 1, d, refill.Config{TTL: time.Hour, Shared: shared})[0]
-		go func() { get(t, l, "k") }()
+		defer behind(t, l, "k")()
 		time.Sleep(50 * ms)
 		if err := l.Invalidate(t.Context(), "k"); err != nil {
 			t.Fatal(err)

@@ -279,7 +279,7 @@ func TestPeerReleaseOfAnothersLock(t *testing.T) {
 				go func() { _, _ = a.Get(t.Context(), "k") }()
 				time.Sleep(100 * ms)
 				frozen.died.Store(true)
-				go func() { get(t, b, "k") }() // takes over after 1 s, until 3 s
+				defer behind(t, b, "k")() // takes over after 1 s, until 3 s
 				time.Sleep(1400 * ms)
 				frozen.died.Store(false) // ends at 2 s
 				time.Sleep(time.Second)

@@ -158,7 +158,7 @@ func TestALostFilledAnnouncement(t *testing.T) {
 		d := &db{took: 300 * ms}
 		s, l, peer := pair(t, d, refill.Config{TTL: time.Hour})
 		s.mute.Store(true)
-		go func() { get(t, peer, "k") }()
+		defer behind(t, peer, "k")()
 		time.Sleep(10 * ms)
 		began := time.Now()
 		get(t, l, "k")
@@ -222,7 +222,7 @@ func TestAWaitAcrossABreakOfTheSubscription(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 300 * ms}
 		s, l, peer := pair(t, d, refill.Config{TTL: time.Hour})
-		go func() { get(t, peer, "k") }()
+		defer behind(t, peer, "k")()
 		time.Sleep(10 * ms)
 		began := time.Now()
 		go func() {
@@ -298,5 +298,28 @@ func TestAFlightAcrossABreakOfTheSubscription(t *testing.T) {
 			t.Errorf("%q: a Get after the return joined the load from before the Invalidate", v)
 		}
 		wg.Wait()
+	})
+}
+
+// An Invalidate that failed, a Get that reads the old value again, and the retry that succeeds: this node follows, too.
+func TestALateInvalidateIsCarriedOutHereToo(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{took: 10 * ms}
+		s, l, _ := pair(t, d, refill.Config{TTL: time.Hour})
+		get(t, l, "k")
+		s.down.Store(true)
+		d.version.Store(1)
+		if err := l.Invalidate(t.Context(), "k"); err == nil {
+			t.Fatal("the store did not answer, and there is no error")
+		}
+		synctest.Wait()
+		s.down.Store(false)
+		if v := get(t, l, "k"); v != "k v0" {
+			t.Fatalf("%q: the old value is still in the store", v)
+		}
+		time.Sleep(time.Second) // the retry
+		if v := get(t, l, "k"); v != "k v1" {
+			t.Errorf("%q after the void was carried out", v)
+		}
 	})
 }

@@ -127,7 +127,9 @@ func (l *Loader[V]) longestLife() time.Duration {
 
 // voided reports what became of keys whose voiding had failed.
 func (l *Loader[V]) voided(full string, err error) {
-	l.emit(Event{Kind: EventVoidRetried, Key: strings.TrimPrefix(full, l.name+":"), Err: err})
+	key := strings.TrimPrefix(full, l.name+":")
+	l.drop(key) // a Get since the failure may have read the old value, and our own announcement is not heard here
+	l.emit(Event{Kind: EventVoidRetried, Key: key, Err: err})
 }
 
 // voids are the Invalidates and Expires that the store did not take, tried again until it does or the values have died of

@@ -28,6 +28,13 @@ const (
 )
 
 var promises = []promise{
+	{"G1–G8", "together, on the whole history of a fleet.", []proof{
+		{"TestHistory", real, "4 processes Get, invalidate, expire and refresh 5 keys while processes are killed and frozen, Redis is " +
+			"killed and frozen, connections are slow, cut, refused and swallowed, replies lost, subscriptions dropped, scripts flushed, " +
+			"garbage planted; [package history](../internal/realtest/history) judges it", mutant{
+			"publish does not look at the claim", redis + "publish.lua", "if there[2] ~= ARGV[1] then", "if false then", 1,
+		}},
+	}},
 	{"G1", "Redis healthy: one load per key per expiry in the whole cluster.", []proof{
 		{"TestOneLoadPerExpiry", real, "8 processes × 200 callers, 10 s, TTL 1 s, with and without StaleFor", mutant{
 			"a loser of the lease does not wait for it", "refill.go", "\tc.lostTo = lease.Holder\n\treturn l.await(c, lease.Left)", "\treturn false, false, l.alone(c)", 1,
@@ -46,6 +53,12 @@ var promises = []promise{
 		}},
 		{"TestExpireVoidsALoadElsewhere", memory, "Expire while another node loads", mutant{
 			"Expire leaves lease and claim", "memory.go", "c.lease, c.claim = timed{}, timed{}\n\t\tif b :=", "if b :=", 1,
+		}},
+		{"TestALateInvalidateIsCarriedOutHereToo", memory, "an Invalidate that Redis takes only at a second try", mutant{
+			"the second try does not drop L1", "void.go", "\tl.drop(key) // a Get", "\t// a Get", 1,
+		}},
+		{"TestAFlightAcrossABreakOfTheSubscription", memory, "an Invalidate missed by the flight of another node", mutant{
+			"the return does not detach flights", "void.go", "\t\tl.flights.detachAll() // what", "\t\t// what", 1,
 		}},
 		{"TestInvalidateIsDoneWhenItReturns", memory, "Gets from inside and right behind Invalidate", mutant{
 			"a flight is not detached", "void.go", "\tl.flights.detach(key)\n", "", 1,
