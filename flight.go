@@ -89,7 +89,8 @@ type flights[V any] struct {
 	boxes   map[string]map[*call[V]]bool // all that listen, detached ones too, per key
 	running map[*call[V]]struct{}        // all that have not ended
 	loading map[*call[V]]struct{}        // those whose load function has not returned
-	quiet   chan struct{}                // closed when closing and nothing runs or loads any more
+	landed  chan struct{}                // closed when closing and nothing runs any more
+	quiet   chan struct{}                // and no load function either
 	fly     func(*call[V])               // flies a call to its end
 }
 
@@ -100,6 +101,7 @@ func newFlights[V any](fly func(*call[V]), room int) *flights[V] {
 		boxes:   make(map[string]map[*call[V]]bool),
 		running: make(map[*call[V]]struct{}),
 		loading: make(map[*call[V]]struct{}),
+		landed:  make(chan struct{}),
 		quiet:   make(chan struct{}),
 		fly:     fly,
 	}
@@ -186,7 +188,7 @@ func (f *flights[V]) end(c *call[V]) {
 	}
 	close(c.done)
 	c.cancel(nil)
-	f.checkQuiet()
+	f.checkLanded()
 }
 
 // unlist takes a call out of sight of later callers. The caller holds f.mu.
@@ -294,6 +296,14 @@ func (f *flights[V]) loads(c *call[V], running bool) {
 	f.checkQuiet()
 }
 
+// checkLanded is called when running may have become empty, which it does once after closing.
+func (f *flights[V]) checkLanded() {
+	if f.closing.Load() && len(f.running) == 0 {
+		close(f.landed)
+	}
+	f.checkQuiet()
+}
+
 func (f *flights[V]) checkQuiet() {
 	if f.closing.Load() && len(f.running) == 0 && len(f.loading) == 0 {
 		close(f.quiet)
@@ -310,7 +320,7 @@ func (f *flights[V]) close() {
 			c.cancel(errClosing)
 		}
 	}
-	f.checkQuiet()
+	f.checkLanded()
 }
 
 // abort ends every call and returns the keys whose load function still runs.

@@ -274,6 +274,9 @@ func (l *Loader[V]) Peek(ctx context.Context, key string) (Result[V], bool) {
 	}
 	e, how := l.local.get(key), EventHit
 	if e == nil || !l.local.current(e) || e.life.inL1(l.now(), e.hit.Load()) > Stale {
+		if l.store.open.Load() {
+			return Result[V]{}, false
+		}
 		ctx, cancel := context.WithTimeout(ctx, l.cfg.StoreTimeout)
 		defer cancel()
 		record, err := l.cfg.Shared.Get(ctx, l.full(key)) // past the breaker: ctx is the caller's
@@ -324,7 +327,9 @@ func (l *Loader[V]) Close() error {
 		select {
 		case <-l.flights.quiet:
 		case <-timer.C:
-			if keys := l.flights.abort(); len(keys) > 0 {
+			keys := l.flights.abort()
+			<-l.flights.landed // they have a StoreTimeout left to give their leases back, no more
+			if len(keys) > 0 {
 				l.closeErr = fmt.Errorf("refill: Close: %s: still loading after %v: %s",
 					l.name, l.cfg.LoadTimeout, strings.Join(keys, ", "))
 			}

@@ -995,4 +995,21 @@ func TestClose(t *testing.T) {
 			close(release)
 		})
 	})
+	t.Run("what was aborted gives its lease back first", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			s := newSpy(refill.NewMemory())
+			d := &db{took: 2 * time.Second}
+			l := node(t, d.load, refill.Config{LoadTimeout: 3 * time.Second, MaxLoads: 1, Shared: s})
+			go func() { _, _ = l.Get(t.Context(), "first") }()
+			time.Sleep(100 * ms)
+			d.slow(time.Hour)
+			go func() { _, _ = l.Get(t.Context(), "queued") }() // loads from 2 s on
+			synctest.Wait()
+			began := time.Now()
+			time.AfterFunc(2900*ms, func() { s.stuck.Store(true) })
+			if err := l.Close(); err == nil || time.Since(began) != 3250*ms {
+				t.Errorf("Close: %v after %v, want a StoreTimeout more than LoadTimeout", err, time.Since(began))
+			}
+		})
+	})
 }
