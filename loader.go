@@ -91,8 +91,9 @@ func (l *Loader[V]) Get(ctx context.Context, key string) (V, error) {
 
 // hit is the shortest way to an answer: no lock, timer, allocation or system clock.
 func (l *Loader[V]) hit(key string) *entry[V] {
-	e := l.local.get(key)
-	if e == nil || l.clock.now.Load() >= e.hit.Load() || !l.local.current(e) {
+	e, now := l.local.get(key), l.clock.now.Load()
+	// An entry from the future was read before the store's clock was set back: hit says nothing any more.
+	if e == nil || now >= e.hit.Load() || e.life.began > now+maxFuture || !l.local.current(e) {
 		return nil
 	}
 	if l.cfg.OnEvent != nil {

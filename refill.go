@@ -175,6 +175,9 @@ func (l *Loader[V]) tryLease(c *call[V], token string) (Lease, error) {
 // follow is what a flight does that did not get the lease: somebody has it, or a failed load has left a back-off there.
 func (l *Loader[V]) follow(c *call[V], lease Lease) (look, done bool, err error) {
 	switch {
+	case lease.Holder == "" && tooLong(lease.Left, l.cfg.ErrorTTL):
+		c.ask = AskForce
+		return false, false, nil
 	case lease.Holder == "":
 		return false, false, l.loadErrorOf(c.key, lease.Failure, lease.Left)
 	case c.behind && !l.flights.wanted(c):

@@ -83,6 +83,9 @@ func tickOf(ttl time.Duration) time.Duration {
 	return min(max(ttl/200, time.Millisecond), 50*time.Millisecond)
 }
 
+// tooLong says that a back-off lasts longer than any node's Config could mean: the store's clock was set back since.
+func tooLong(left, errorTTL time.Duration) bool { return left > errorTTL+time.Minute }
+
 // renewEvery leaves two more tries within a lease when one renewal fails.
 func renewEvery(ttl time.Duration) time.Duration { return ttl / 3 }
 

@@ -19,8 +19,9 @@ var errAbandoned = errors.New("too many earlier calls still wait for a server th
 
 // calls makes calls of a client, and counts those that were left behind. They end by the client's own time-outs.
 type calls struct {
-	refused   error // what Check reports: nothing is called
-	deadlines bool  // the client obeys the deadline of a ctx on its sockets: ContextTimeoutEnabled
+	refused   error                 // what Check reports: nothing is called
+	moved     func(context.Context) // says that a Cluster's masters may be others than the client believes; nil elsewhere
+	deadlines bool                  // the client obeys the deadline of a ctx on its sockets: ContextTimeoutEnabled
 	abandoned atomic.Int64
 }
 
@@ -43,6 +44,9 @@ func call[T any](ctx context.Context, c *calls, step string, f func(context.Cont
 	}
 	if err == nil {
 		return r, nil
+	}
+	if c.moved != nil {
+		c.moved(ctx)
 	}
 	if end := ended(ctx); end != nil && !errors.Is(err, end) {
 		err = fmt.Errorf("%w (%w)", end, err)

@@ -21,6 +21,10 @@ type (
 	}
 )
 
+// reloader is a Cluster client. Left alone it learns up to ten seconds late that a master which does not answer was replaced:
+// it looks at the slots again when a server sends it elsewhere, and a dead one does not.
+type reloader interface{ ReloadState(ctx context.Context) }
+
 // obeysDeadlines reports that the client gives up a socket when the deadline of its ctx is over.
 func obeysDeadlines(c redis.UniversalClient) bool {
 	switch c := c.(type) {

@@ -56,6 +56,11 @@ func (s *Store) getAndTime(ctx context.Context, k keys) ([]byte, error) {
 	return record.Bytes()
 }
 
+// tooLong is how many milliseconds more than our own lease another's may live, for its node may have another LockTTL. One
+// that lives longer was taken before the server's clock was set back, and counts as free: a holder that is still there has
+// lengthened it since, and one that has not may be dead. What it costs if it is not, is a load.
+const tooLong = 60_000
+
 // TryLease implements refill.Store. The plain command does nearly always; the script mends what it cannot.
 func (s *Store) TryLease(ctx context.Context, key, token string, ttl time.Duration, how refill.Ask) (refill.Lease, error) {
 	k := s.keys(key)
@@ -67,7 +72,7 @@ func (s *Store) TryLease(ctx context.Context, key, token string, ttl time.Durati
 		switch {
 		case errors.Is(err, redis.Nil):
 			return refill.Lease{Won: true}, nil
-		case wrongType(err), err == nil && (there == "" || left < 0):
+		case wrongType(err), err == nil && (there == "" || left < 0 || left > millis(ttl)+tooLong):
 			return s.forceLease(ctx, k, token, ttl, how)
 		case err != nil:
 			return refill.Lease{}, err
@@ -109,7 +114,7 @@ func (s *Store) forceLease(
 	if how == refill.AskForce {
 		force = "1"
 	}
-	reply, err := leaseScript.run(ctx, s.client, []string{k.lease()}, token, millis(ttl), force).Slice()
+	reply, err := leaseScript.run(ctx, s.client, []string{k.lease()}, token, millis(ttl), force, tooLong).Slice()
 	if err != nil {
 		return refill.Lease{}, err
 	}

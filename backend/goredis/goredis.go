@@ -58,6 +58,9 @@ func New(c redis.UniversalClient, opts ...Option) *Store {
 	s.calls.refused, s.spare.refused = err, err
 	if err == nil {
 		s.calls.deadlines = obeysDeadlines(c)
+		if c, ok := c.(reloader); ok {
+			s.calls.moved = c.ReloadState
+		}
 	}
 	s.hub.setUp(c, s.channel())
 	return s

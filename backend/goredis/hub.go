@@ -199,6 +199,9 @@ func ring(bells map[chan struct{}]struct{}) {
 func (h *hub) steady(ctx context.Context, k keys, f func(client) (bool, error)) (bool, error) {
 	if c := h.control.Load(); c != nil {
 		mine, err := f(c.forKey(k.value()))
+		if own, ok := c.own.(reloader); ok && err != nil {
+			own.ReloadState(ctx)
+		}
 		if err == nil || ctx.Err() != nil {
 			return mine, err
 		}

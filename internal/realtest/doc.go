@@ -19,6 +19,29 @@
 //	// …
 //	calls := server.Commandstats(t) // calls["set"], calls["evalsha"], …
 //
+// # Servers that replace each other
+//
+// [StartSentinel] starts a master and two replicas behind three sentinels, in half a second; [StartCluster] a Redis Cluster, in
+// two. They know who is master, and change it:
+//
+//	s := realtest.StartSentinel(t)
+//	rdb := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: s.MasterName(), SentinelAddrs: s.Addrs()})
+//	s.CutReplicas() // what the master takes from now on is lost with it
+//	old := s.KillMaster()
+//	s.ThawReplicas()
+//	next := s.NextMaster(old)
+//	next = s.Failover() // of a healthy master
+//
+//	c := realtest.StartCluster(t, 3, 1) // three masters with one replica each
+//	rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs()})
+//	master := c.NodeFor("some key")
+//	m := c.OpenSlot(c.Slot("some key"), c.NodeFor("another")) // keys are ASKed for, and several at once TRYAGAIN
+//	m.Finish()
+//	master.Kill()
+//	next := c.NextMaster("some key", master)
+//
+// On Linux [StartRedisWithClock] starts one server whose wall clock the test sets.
+//
 // Where redis-server is missing the test is skipped; with REFILL_NO_SKIP=1, as in CI, it fails.
 //
 // # Other processes

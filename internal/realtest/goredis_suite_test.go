@@ -6,9 +6,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -241,32 +238,4 @@ func eventually(t testing.TB, what string, is func() bool) {
 			t.Fatalf("waited in vain until %s", what)
 		}
 	}
-}
-
-// startSentinel starts a sentinel that watches one master, "m".
-func startSentinel(t testing.TB, host, port string) (addr string) {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr = l.Addr().String()
-	l.Close()
-	_, own, _ := strings.Cut(addr, ":")
-	config := filepath.Join(t.TempDir(), "sentinel.conf")
-	text := fmt.Sprintf("port %s\nbind 127.0.0.1\nsentinel monitor m %s %s 1\nsentinel down-after-milliseconds m 500\nsentinel failover-timeout m 3000\n", own, host, port)
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command("redis-server", config, "--sentinel")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err) // it is installed: the master runs already
-	}
-	t.Cleanup(func() {
-		if err := cmd.Process.Kill(); err != nil {
-			t.Error(err)
-		}
-		_ = cmd.Wait() // killed
-	})
-	return addr
 }

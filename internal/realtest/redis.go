@@ -25,6 +25,7 @@ type Redis struct {
 	t    testing.TB
 	path string   // of the program
 	args []string // as given to StartRedis
+	env  []string // beside the test's own
 	dir  string
 	port int
 }
@@ -36,7 +37,12 @@ var errPortTaken = errors.New("the port is taken")
 // win over them. It ends with the test.
 func StartRedis(t testing.TB, args ...string) *Redis {
 	t.Helper()
-	r := &Redis{t: t, path: program(t, "redis-server"), args: args, dir: t.TempDir()}
+	return startRedis(t, nil, args)
+}
+
+func startRedis(t testing.TB, env, args []string) *Redis {
+	t.Helper()
+	r := &Redis{t: t, path: program(t, "redis-server"), args: args, env: env, dir: t.TempDir()}
 	t.Cleanup(func() {
 		if r.Process != nil {
 			r.Kill()
@@ -117,6 +123,7 @@ func (r *Redis) start() error {
 		"--save", "", "--appendonly", "no", "--enable-debug-command", "local",
 	}, r.args...)...)
 	cmd.Stdout, cmd.Stderr = out, out
+	cmd.Env = append(os.Environ(), r.env...)
 	p, err := launch(r.t, "redis-server", cmd)
 	if err != nil {
 		return err

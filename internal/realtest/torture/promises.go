@@ -80,6 +80,12 @@ var promises = []promise{
 		{"TestAnOvertakenFillerDoesNotPublish", memory, "a load that outlives its lease, and its heir", mutant{
 			"publish does not look at the claim", "memory.go", `if c.claim.data != p.Token || p.Token == "" {`, "if false {", 1,
 		}},
+		{"TestFailoverTwoHolders", real, "Sentinel failover to a replica that never saw the lease: two nodes hold it", mutant{
+			"publish does not look at the claim", redis + "publish.lua", "if there[2] ~= ARGV[1] then", "if false then", 1,
+		}},
+		{"TestFailoverTwoLockHolders", real, "the same with a user's lock: the fence rises", mutant{
+			"the fence is a bare counter", redis + "lock.lua", "fence = math.max(fence + 1, now[1] * 1000000 + now[2])", "fence = fence + 1", 1,
+		}},
 	}},
 	{"G4", "A holder that dies or freezes is replaced within LockTTL + 500 ms; nobody waits longer than its own context.", []proof{
 		{"TestKilledLoader", real, "kill -9 of the loading process", mutant{
@@ -99,6 +105,14 @@ var promises = []promise{
 		{"TestStaleOnErrorKeepsItsBound", memory, "a failing refresh across the end of StaleIfError", mutant{
 			"what is spare has no end", "refill.go", "if e.life.at(l.now()) <= Spare && l.local.unvoided(e) && !c.forced {", "if l.local.unvoided(e) && !c.forced {", 1,
 		}},
+		{"TestClockSetBackEndsValues", real, "the clock of Redis set back by an hour: values", mutant{
+			"an entry from the future is a hit", "loader.go", " || e.life.began > now+maxFuture", "", 1,
+		}},
+		{"TestClockSetBackFreesLeases", real, "the clock of Redis set back by an hour: leases and back-offs", mutant{
+			"a lease may live for ever", redis + "lease.lua", "left > ARGV[2] + ARGV[4] and", "false and", 1,
+		}},
+		{"TestNodesAnHourOff", real, "the clocks of the nodes an hour off that of Redis, each way", mutant{}},
+		{"TestClockIsSetUnderTraffic", real, "the clock of Redis set by an hour under traffic, each way", mutant{}},
 	}},
 	{"G6", "A cancelled, panicking, hanging or failing load harms no other key, and no other caller beyond sharing its error.", []proof{
 		{"TestTheLastCallerTakesTheLoadAlong", memory, "callers that leave, one by one", mutant{
@@ -130,6 +144,15 @@ var promises = []promise{
 		{"TestFullRedis", real, "a Redis at maxmemory", mutant{}},
 		{"TestForeignBytes", real, "foreign types, damaged records, other versions under our keys", mutant{
 			"the sum is not checked", "record.go", "binary.BigEndian.Uint32(b[offSum:]) != crc32.Checksum(b[offToken:], castagnoli)", "false", 1,
+		}},
+		{"TestFailoverUnderTraffic", real, "kill -9 of the master under traffic: Sentinel, Cluster of 3 + 3", mutant{}},
+		{"TestSlotMovesUnderTraffic", real, "the slot of the hot key moves between masters of a Cluster", mutant{}},
+		{"TestReadOnlyReplica", real, "a server that is a read-only replica, and is promoted", mutant{
+			"a failed Invalidate is forgotten", "void.go", "\t\tl.voids.add(full, soft, time.Now().Add(l.longestLife()))\n", "", 1,
+		}},
+		{"TestRestartEmptyUnderTraffic", real, "kill -9 of Redis under traffic, back empty at once", mutant{}},
+		{"TestServerStalls", real, "CLIENT PAUSE WRITE, DEBUG SLEEP, SCRIPT FLUSH under traffic", mutant{
+			"a forgotten script is an error", "backend/goredis/script.go", "\tif unknown(cmd) {\n\t\tcmd = c.Eval", "\tif false {\n\t\tcmd = c.Eval", 1,
 		}},
 	}},
 	{"G8", "Nothing is left behind by any path; Close waits LoadTimeout at most and names what still runs.", []proof{

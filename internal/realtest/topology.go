@@ -1,0 +1,628 @@
+//go:build unix
+
+package realtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// This file starts servers that replace each other: a master with replicas behind Sentinel, and a Cluster.
+
+// syncAtOnce keeps a master from waiting five seconds for further replicas before it serves the first. A replica that has
+// never finished a sync is never promoted.
+var syncAtOnce = []string{"--repl-diskless-sync-delay", "0"}
+
+// Sentinel is a master and two replicas, watched by three sentinels that replace a master which was silent for some 0.7 s.
+// Its methods may be called only from the goroutine of the test.
+type Sentinel struct {
+	t         testing.TB
+	servers   []*Redis // the first was the first master
+	sentinels []*sentinel
+}
+
+// sentinel is one of the watchers.
+type sentinel struct {
+	*Process
+	addr string
+}
+
+const masterName = "m"
+
+// sentinelHaste makes sentinels quicker than they are by default, in milliseconds. TILT, in which a sentinel that was itself
+// delayed does nothing for half a minute, is what a busy test machine would cause. The ping-period has two bounds: a sentinel
+// connects again after one, which must be long before a new master counts as down; and a replica is promoted only if it was
+// heard of in the last five.
+var sentinelHaste = []any{
+	"sentinel", "debug", "info-period", 500, "ask-period", 100, "ping-period", 350, "publish-period", 100,
+	"tilt-trigger", 20_000, "tilt-period", 100,
+}
+
+// sentinelPace is for when all sentinels have found each other: a server that calls itself master for four of these periods
+// while they know another is made a replica again, and that must not happen to one that is just being promoted.
+var sentinelPace = []any{"sentinel", "debug", "publish-period", 500}
+
+// StartSentinel returns when all know each other and both replicas follow the master. All ends with the test.
+func StartSentinel(t testing.TB) *Sentinel {
+	t.Helper()
+	s := &Sentinel{t: t}
+	master := StartRedis(t, syncAtOnce...)
+	host, port, _ := net.SplitHostPort(master.Addr())
+	s.servers = []*Redis{master}
+	for range 2 {
+		s.servers = append(s.servers, StartRedis(t, slices.Concat(syncAtOnce, []string{"--replicaof", host, port})...))
+	}
+	// First linked, then watched: a sentinel asks a master for its replicas when it starts, and then each 10 s.
+	s.await("the replicas follow the master", func() bool {
+		return follows(s.servers[1], master) && follows(s.servers[2], master)
+	})
+	// The third is slower: three that began a failover in the same moment would each vote for itself, and try again seconds
+	// later. Of two, one gets the third's vote.
+	for _, downAfter := range []int{700, 700, 2500} {
+		s.sentinels = append(s.sentinels, startSentinel(t, host, port, downAfter))
+	}
+	s.await("the sentinels know all others", func() bool {
+		return s.all(func(m map[string]string) bool {
+			return m["num-slaves"] == "2" && m["num-other-sentinels"] == "2" && m["flags"] == "master"
+		})
+	})
+	for _, one := range s.sentinels {
+		if _, err := command(one.addr, sentinelPace...); err != nil {
+			t.Fatalf("realtest: sentinel on %s: %v", one.addr, err)
+		}
+	}
+	return s
+}
+
+// startSentinel starts one sentinel, for which a server that was silent for downAfter ms is down. It writes its state into
+// its configuration file.
+func startSentinel(t testing.TB, host, port string, downAfter int) *sentinel {
+	t.Helper()
+	path, dir, own := program(t, "redis-server"), t.TempDir(), freePort(t)
+	config := filepath.Join(dir, "sentinel.conf")
+	text := fmt.Sprintf("port %d\nbind 127.0.0.1\ndir %s\nlogfile log\n"+
+		"sentinel monitor m %s %s 2\nsentinel down-after-milliseconds m %d\nsentinel failover-timeout m 1000\n",
+		own, dir, host, port, downAfter)
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		t.Fatalf("realtest: sentinel: %v", err)
+	}
+	p, err := launch(t, "redis-sentinel", exec.Command(path, config, "--sentinel"))
+	if err != nil {
+		t.Fatalf("realtest: sentinel: %v", err)
+	}
+	s := &sentinel{Process: p, addr: loopback(own)}
+	t.Cleanup(func() {
+		s.Kill()
+		if t.Failed() {
+			log, _ := os.ReadFile(filepath.Join(dir, "log"))
+			t.Logf("realtest: the log of the sentinel on %s:\n%s", s.addr, lastLines(log, 40))
+		}
+	})
+	if !eventually(func() bool { _, err = command(s.addr, sentinelHaste...); return err == nil || p.gone() }) || err != nil {
+		t.Fatalf("realtest: sentinel on %s: %v", s.addr, err)
+	}
+	return s
+}
+
+// Addrs are those of the sentinels.
+func (s *Sentinel) Addrs() []string {
+	addrs := make([]string, len(s.sentinels))
+	for i, one := range s.sentinels {
+		addrs[i] = one.addr
+	}
+	return addrs
+}
+
+// MasterName is what the sentinels call the master.
+func (s *Sentinel) MasterName() string { return masterName }
+
+// Master is the server that all sentinels name, once they agree.
+func (s *Sentinel) Master() *Redis {
+	s.t.Helper()
+	var master *Redis
+	s.await("the sentinels agree on a master", func() bool { master = s.named(); return master != nil })
+	return master
+}
+
+// Replicas are the servers that run, without the master.
+func (s *Sentinel) Replicas() []*Redis {
+	s.t.Helper()
+	master := s.Master()
+	return slices.DeleteFunc(slices.Clone(s.servers), func(r *Redis) bool { return r == master || r.gone() })
+}
+
+// CutReplicas freezes the replicas and cuts their links: what the master takes from now on, no other server will ever have.
+// ThawReplicas lets them go on; they link up again as long as the master lives.
+func (s *Sentinel) CutReplicas() {
+	s.t.Helper()
+	master := s.Master()
+	for _, r := range s.Replicas() {
+		r.Freeze()
+	}
+	// A replica would read what lies in its socket when it goes on.
+	if _, err := master.ask("CLIENT KILL TYPE replica"); err != nil {
+		s.t.Fatalf("realtest: cutting the replicas of %s: %v", master.Addr(), err)
+	}
+}
+
+// ThawReplicas ends CutReplicas.
+func (s *Sentinel) ThawReplicas() {
+	s.t.Helper()
+	for _, r := range s.servers {
+		if !r.gone() {
+			r.Thaw()
+		}
+	}
+}
+
+// Failover makes the sentinels replace a healthy master and returns the new one when it is in office. The old one goes on
+// taking writes for a moment, which are lost.
+func (s *Sentinel) Failover() *Redis {
+	s.t.Helper()
+	old := s.Master()
+	s.await("the last failover is over", func() bool {
+		for _, r := range s.servers {
+			if r != old && !r.gone() && !follows(r, old) {
+				return false
+			}
+		}
+		return s.all(func(m map[string]string) bool { return m["flags"] == "master" })
+	})
+	s.await("a sentinel fails over", func() bool { // it refuses until it has found a fit replica
+		_, err := command(s.sentinels[0].addr, "sentinel", "failover", masterName)
+		return err == nil
+	})
+	return s.NextMaster(old)
+}
+
+// KillMaster ends the master as kill -9 does and returns it. The sentinels need a second or two to replace it, see NextMaster.
+func (s *Sentinel) KillMaster() *Redis {
+	s.t.Helper()
+	master := s.Master()
+	master.Kill()
+	return master
+}
+
+// NextMaster waits until all sentinels name another master than old, and that takes writes.
+func (s *Sentinel) NextMaster(old *Redis) *Redis {
+	s.t.Helper()
+	var next *Redis
+	s.await("there is another master than "+old.Addr(), func() bool {
+		if next = s.named(); next == nil || next == old {
+			return false
+		}
+		role, err := next.ask("INFO replication")
+		return err == nil && strings.Contains(role, "role:master")
+	})
+	return next
+}
+
+// named is the master that all sentinels send clients to, nil while they do not agree.
+func (s *Sentinel) named() *Redis {
+	name := ""
+	for i, one := range s.sentinels {
+		reply, err := command(one.addr, "sentinel", "get-master-addr-by-name", masterName)
+		addr, ok := reply.([]any)
+		if err != nil || !ok || len(addr) != 2 {
+			return nil
+		}
+		this := net.JoinHostPort(fmt.Sprint(addr[0]), fmt.Sprint(addr[1]))
+		if i > 0 && this != name {
+			return nil
+		}
+		name = this
+	}
+	for _, r := range s.servers {
+		if r.Addr() == name {
+			return r
+		}
+	}
+	return nil
+}
+
+// all says whether what is asked holds of every sentinel's view of the master.
+func (s *Sentinel) all(is func(view map[string]string) bool) bool {
+	for _, one := range s.sentinels {
+		view, err := masterView(one.addr)
+		if err != nil || !is(view) {
+			return false
+		}
+	}
+	return true
+}
+
+// masterView is what a sentinel says of the master.
+func masterView(addr string) (map[string]string, error) {
+	c := redis.NewSentinelClient(&redis.Options{Addr: addr, PoolSize: 1, MaxRetries: -1})
+	defer func() { _ = c.Close() }()
+	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
+	defer cancel()
+	return c.Master(ctx, masterName).Result()
+}
+
+func (s *Sentinel) await(what string, is func() bool) {
+	s.t.Helper()
+	if !eventually(is) {
+		s.t.Fatalf("realtest: sentinel: waited %v in vain until %s", waitLimit, what)
+	}
+}
+
+// follows says whether a replica follows this master.
+func follows(r, master *Redis) bool {
+	info, err := r.ask("INFO replication")
+	_, port, _ := net.SplitHostPort(master.Addr())
+	return err == nil && strings.Contains(info, "master_link_status:up") && strings.Contains(info, "master_port:"+port+"\r\n")
+}
+
+// command sends one command and returns the reply as go-redis reads it.
+func command(addr string, args ...any) (any, error) {
+	c := redis.NewClient(&redis.Options{Addr: addr, PoolSize: 1, MaxRetries: -1})
+	defer func() { _ = c.Close() }()
+	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
+	defer cancel()
+	return c.Do(ctx, args...).Result()
+}
+
+// Cluster is a Redis Cluster: masters that share the 16,384 slots evenly, and replicas of each. A master that was silent for
+// a second is replaced by its replica. Its methods may be called only from the goroutine of the test.
+type Cluster struct {
+	t     testing.TB
+	nodes []*clusterNode // masters first
+}
+
+type clusterNode struct {
+	*Redis
+	id string
+}
+
+const slots = 16384
+
+// StartCluster returns when every node knows all others, serves all slots, and every replica follows its master. It takes two
+// seconds: so long does a master of a new cluster wait. All ends with the test.
+func StartCluster(t testing.TB, masters, replicasEach int) *Cluster {
+	t.Helper()
+	c := &Cluster{t: t}
+	for range masters * (1 + replicasEach) {
+		c.start()
+	}
+	first := c.nodes[0]
+	for i, n := range c.nodes {
+		if i < masters {
+			c.must(n, "cluster", "addslotsrange", i*slots/masters, (i+1)*slots/masters-1)
+			c.must(n, "cluster", "set-config-epoch", i+1)
+		}
+		if i > 0 {
+			host, port, _ := net.SplitHostPort(n.Addr())
+			c.must(first, "cluster", "meet", host, port, c.busPort(n))
+		}
+	}
+	c.await("all nodes know each other", func() bool {
+		return c.everywhere(func(v clusterView) bool { return len(v) == len(c.nodes) })
+	})
+	for i, n := range c.nodes[masters:] {
+		c.must(n, "cluster", "replicate", c.nodes[i%masters].id)
+	}
+	unlinked := func() bool {
+		for i, n := range c.nodes[masters:] {
+			if !follows(n.Redis, c.nodes[i%masters].Redis) {
+				return true
+			}
+		}
+		return false
+	}
+	c.await("the cluster is well", func() bool {
+		return c.everywhere(func(v clusterView) bool { return v.covered() && v.replicas() == len(c.nodes)-masters }) &&
+			!slices.ContainsFunc(c.nodes, func(n *clusterNode) bool { return !n.serves() }) && !unlinked()
+	})
+	return c
+}
+
+// start adds a node that knows nobody yet.
+func (c *Cluster) start() {
+	c.t.Helper()
+	n := &clusterNode{Redis: StartRedis(c.t, slices.Concat(syncAtOnce, []string{
+		"--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--cluster-allow-replica-migration", "no",
+		"--cluster-port", strconv.Itoa(freePort(c.t)), // the default is in the range of the kernel's own ports, see listen
+	})...)}
+	id, err := n.ask("CLUSTER MYID")
+	if err != nil {
+		c.t.Fatalf("realtest: cluster: %v", err)
+	}
+	n.id = id
+	c.nodes = append(c.nodes, n)
+}
+
+// busPort is where a node talks with other nodes.
+func (c *Cluster) busPort(n *clusterNode) string {
+	c.t.Helper()
+	reply, err := command(n.Addr(), "config", "get", "cluster-port")
+	if pairs, ok := reply.(map[any]any); ok && err == nil {
+		return fmt.Sprint(pairs["cluster-port"])
+	}
+	c.t.Fatalf("realtest: cluster: CONFIG GET cluster-port: %v, %v", reply, err)
+	return ""
+}
+
+// Servers are all nodes, masters first as they were at the start.
+func (c *Cluster) Servers() []*Redis {
+	servers := make([]*Redis, len(c.nodes))
+	for i, n := range c.nodes {
+		servers[i] = n.Redis
+	}
+	return servers
+}
+
+// Addrs are those of all nodes, masters first as they were at the start.
+func (c *Cluster) Addrs() []string {
+	addrs := make([]string, len(c.nodes))
+	for i, n := range c.nodes {
+		addrs[i] = n.Addr()
+	}
+	return addrs
+}
+
+// Slot is the slot of a key.
+func (c *Cluster) Slot(key string) int {
+	c.t.Helper()
+	slot, ok := c.must(c.living()[0], "cluster", "keyslot", key).(int64)
+	if !ok {
+		c.t.Fatalf("realtest: cluster: CLUSTER KEYSLOT %q makes no sense", key)
+	}
+	return int(slot)
+}
+
+// NodeFor is the master that has the slot of a key, once all nodes that run agree on one that runs.
+func (c *Cluster) NodeFor(key string) *Redis {
+	c.t.Helper()
+	return c.owner(c.Slot(key), nil).Redis
+}
+
+// Replicas are the replicas of a master that run.
+func (c *Cluster) Replicas(master *Redis) (replicas []*Redis) {
+	c.t.Helper()
+	id := c.node(master).id
+	for _, n := range c.living() {
+		if view, err := viewOf(n); err == nil && view[n.id].master == id {
+			replicas = append(replicas, n.Redis)
+		}
+	}
+	return replicas
+}
+
+// Failover makes a replica of a healthy master take its place, and returns it when all nodes agree.
+func (c *Cluster) Failover(master *Redis) *Redis {
+	c.t.Helper()
+	slot := c.firstSlot(master)
+	replicas := c.Replicas(master)
+	if len(replicas) == 0 {
+		c.t.Fatalf("realtest: cluster: %s has no replica", master.Addr())
+	}
+	c.must(c.node(replicas[0]), "cluster", "failover")
+	return c.owner(slot, c.node(master)).Redis
+}
+
+// NextMaster waits until all nodes that run agree that the slot of a key is another master's than old's, and returns that
+// one when it serves again. After a kill -9 that takes some two seconds.
+func (c *Cluster) NextMaster(key string, old *Redis) *Redis {
+	c.t.Helper()
+	next := c.owner(c.Slot(key), c.node(old))
+	c.await("the cluster is whole again", next.serves)
+	return next.Redis
+}
+
+// MoveSlot moves a slot with its keys to another master, as resharding does. What happens while it is on its way can be
+// tested with [Cluster.OpenSlot].
+func (c *Cluster) MoveSlot(slot int, to *Redis) {
+	c.t.Helper()
+	m := c.OpenSlot(slot, to)
+	m.MoveKeys()
+	m.Finish()
+}
+
+// SlotMove is a slot on its way from one master to another. While it is, the old master answers for the keys that it still
+// has, ASKs the client to go to the new one for others, and both want a command about several keys to TRYAGAIN unless they
+// have all or none of them.
+type SlotMove struct {
+	c        *Cluster
+	slot     int
+	from, to *clusterNode
+}
+
+// OpenSlot begins the move of a slot. No key is moved yet.
+func (c *Cluster) OpenSlot(slot int, to *Redis) *SlotMove {
+	c.t.Helper()
+	m := &SlotMove{c: c, slot: slot, from: c.owner(slot, nil), to: c.node(to)}
+	c.must(m.to, "cluster", "setslot", slot, "importing", m.from.id)
+	c.must(m.from, "cluster", "setslot", slot, "migrating", m.to.id)
+	return m
+}
+
+// MoveKeys moves the keys that the slot has now.
+func (m *SlotMove) MoveKeys() {
+	m.c.t.Helper()
+	host, port, _ := net.SplitHostPort(m.to.Addr())
+	for {
+		keys, ok := m.c.must(m.from, "cluster", "getkeysinslot", m.slot, 100).([]any)
+		if !ok || len(keys) == 0 {
+			return
+		}
+		m.c.must(m.from, append([]any{"migrate", host, port, "", 0, waitLimit.Milliseconds(), "keys"}, keys...)...)
+	}
+}
+
+// Finish gives the slot to its new master, together with keys that have come meanwhile, and returns when all nodes know.
+func (m *SlotMove) Finish() {
+	m.c.t.Helper()
+	m.MoveKeys() // while a slot is open, its old master takes no new keys
+	// The new one first: it would otherwise send clients back to the old one.
+	nodes := slices.Concat([]*clusterNode{m.to, m.from}, m.c.living())
+	for _, n := range nodes {
+		view, err := viewOf(n)
+		if err == nil && view[n.id].master != "" {
+			continue // a replica hears of it from its master
+		}
+		m.c.must(n, "cluster", "setslot", m.slot, "node", m.to.id)
+	}
+	m.c.owner(m.slot, m.from)
+}
+
+// owner waits until all nodes that run agree on who has a slot, and that one is not the one given and runs.
+func (c *Cluster) owner(slot int, not *clusterNode) (owner *clusterNode) {
+	c.t.Helper()
+	c.await(fmt.Sprintf("all agree on a master of slot %d", slot), func() bool {
+		for _, n := range c.nodes {
+			if n != not && !n.gone() && c.everywhere(func(v clusterView) bool { return v.has(n.id, slot) }) {
+				owner = n
+				return true
+			}
+		}
+		return false
+	})
+	return owner
+}
+
+// firstSlot is one that a master has.
+func (c *Cluster) firstSlot(master *Redis) int {
+	c.t.Helper()
+	n := c.node(master)
+	view, err := viewOf(n)
+	if err != nil || len(view[n.id].slots) == 0 {
+		c.t.Fatalf("realtest: cluster: %s has no slot (%v)", master.Addr(), err)
+	}
+	return view[n.id].slots[0][0]
+}
+
+func (c *Cluster) node(r *Redis) *clusterNode {
+	c.t.Helper()
+	i := slices.IndexFunc(c.nodes, func(n *clusterNode) bool { return n.Redis == r })
+	if i < 0 {
+		c.t.Fatalf("realtest: cluster: %s is not of this cluster", r.Addr())
+	}
+	return c.nodes[i]
+}
+
+func (c *Cluster) living() []*clusterNode {
+	return slices.DeleteFunc(slices.Clone(c.nodes), func(n *clusterNode) bool { return n.gone() })
+}
+
+// everywhere says whether what is asked holds of the view of every node that runs.
+func (c *Cluster) everywhere(is func(clusterView) bool) bool {
+	for _, n := range c.living() {
+		if view, err := viewOf(n); err != nil || !is(view) {
+			return false
+		}
+	}
+	return true
+}
+
+func (c *Cluster) must(n *clusterNode, args ...any) any {
+	c.t.Helper()
+	reply, err := command(n.Addr(), args...)
+	if err != nil {
+		c.t.Fatalf("realtest: cluster: %s: %v: %v", n.Addr(), args, err)
+	}
+	return reply
+}
+
+func (c *Cluster) await(what string, is func() bool) {
+	c.t.Helper()
+	if !eventually(is) {
+		c.t.Fatalf("realtest: cluster: waited %v in vain until %s", waitLimit, what)
+	}
+}
+
+// serves says whether a node takes its part of the cluster for well.
+func (n *clusterNode) serves() bool {
+	info, err := n.ask("CLUSTER INFO")
+	return err == nil && strings.Contains(info, "cluster_state:ok")
+}
+
+// clusterView is what one node knows of all, by their ids. Nodes that are only being met are left out.
+type clusterView map[string]clusterMember
+
+type clusterMember struct {
+	master string // id, of a replica
+	slots  [][2]int
+}
+
+// viewOf asks a node.
+func viewOf(n *clusterNode) (clusterView, error) {
+	text, err := n.ask("CLUSTER NODES")
+	if err != nil {
+		return nil, err
+	}
+	return parseView(text)
+}
+
+// parseView reads lines of
+//
+//	id ip:port@busport,name flags master ping pong epoch link slot slot-slot [slot->-id]
+func parseView(text string) (clusterView, error) {
+	view := clusterView{}
+	for line := range strings.Lines(text) {
+		fields := strings.Fields(line)
+		if len(fields) < 8 {
+			return nil, fmt.Errorf("CLUSTER NODES: %q", line)
+		}
+		if flags := fields[2]; strings.Contains(flags, "handshake") || strings.Contains(flags, "noaddr") {
+			continue
+		}
+		m := clusterMember{}
+		if fields[3] != "-" {
+			m.master = fields[3]
+		}
+		for _, field := range fields[8:] {
+			if strings.HasPrefix(field, "[") {
+				continue // on its way
+			}
+			low, high, isRange := strings.Cut(field, "-")
+			if !isRange {
+				high = low
+			}
+			first, err := strconv.Atoi(low)
+			last, err2 := strconv.Atoi(high)
+			if err := errors.Join(err, err2); err != nil {
+				return nil, fmt.Errorf("CLUSTER NODES: %q: %w", line, err)
+			}
+			m.slots = append(m.slots, [2]int{first, last})
+		}
+		view[fields[0]] = m
+	}
+	return view, nil
+}
+
+// has says whether a slot is a node's.
+func (v clusterView) has(id string, slot int) bool {
+	return slices.ContainsFunc(v[id].slots, func(s [2]int) bool { return s[0] <= slot && slot <= s[1] })
+}
+
+// covered says whether every slot has a master.
+func (v clusterView) covered() bool {
+	n := 0
+	for _, m := range v {
+		for _, s := range m.slots {
+			n += s[1] - s[0] + 1
+		}
+	}
+	return n == slots
+}
+
+func (v clusterView) replicas() (n int) {
+	for _, m := range v {
+		if m.master != "" {
+			n++
+		}
+	}
+	return n
+}
