@@ -30,7 +30,7 @@ test: servers
 # need it are skipped, unless REFILL_NO_SKIP=1 makes them fail.
 servers:
 	@$(call install,redis-server,redis-server,the tests that need a real Redis will be skipped)
-	@$(call install,cc,gcc libc6-dev,the tests that set the clock of a Redis will be skipped)
+	@$(call install,gcc,gcc libc6-dev,the tests that set the clock of a Redis will be skipped)
 
 # install: the program, its packages, what is missed without it.
 install = if command -v $(1) >/dev/null; then exit 0; fi; \
@@ -49,7 +49,7 @@ install = if command -v $(1) >/dev/null; then exit 0; fi; \
 
 # The protocol as a Promela model, checked by spin.
 model:
-	@$(call install,cc,gcc libc6-dev,the model will not be checked)
+	@$(call install,gcc,gcc libc6-dev,the model will not be checked)
 	@$(call install,spin,spin,the model will not be checked)
 	docs/model/check.sh
 
