@@ -46,12 +46,17 @@ func (l *Loader[V]) loadErrorOf(key, wire string, left time.Duration) *LoadError
 	if json.Unmarshal([]byte(wire), &f) != nil {
 		f.Text = wire
 	}
-	if own := l.failures.recall(key); own != nil && f.Node == l.node.id {
+	if own := l.ownFailure(key); own != nil && f.Node == l.node.id {
 		return own
 	}
 	return &LoadError{
 		Key: key, Node: f.Node, Panic: f.Panic, Timeout: f.Timeout, RetryAfter: left, Err: errors.New(f.Text),
 	}
+}
+
+// ownFailure is the error of this process's own last load of key, while its back-off lasts and nothing has voided that load.
+func (l *Loader[V]) ownFailure(key string) *LoadError {
+	return l.failures.recall(key, l.local.note(key).stripe)
 }
 
 // failures are those of this process's own loads, while their back-off lasts: with the error itself, of which only text
@@ -62,14 +67,15 @@ type failures struct {
 }
 
 type ownFailure struct {
-	err   *LoadError
-	until time.Time
+	err    *LoadError
+	until  time.Time
+	stripe uint32 // epoch of the key, noted before the load began: as for an entry of L1, it is judged when it is read
 }
 
 // maxFailures bounds the memory. A failure more is only forgotten, which costs a load.
 const maxFailures = 4096
 
-func (f *failures) remember(key string, err *LoadError) {
+func (f *failures) remember(key string, err *LoadError, stripe uint32) {
 	if err.RetryAfter <= 0 {
 		return
 	}
@@ -84,17 +90,20 @@ func (f *failures) remember(key string, err *LoadError) {
 		}
 	}
 	if len(f.byKey) < maxFailures {
-		f.byKey[key] = ownFailure{err, now.Add(err.RetryAfter)}
+		f.byKey[key] = ownFailure{err, now.Add(err.RetryAfter), stripe}
 	}
 }
 
-// recall returns the failure of key if its back-off is not over, with what is left of that.
-func (f *failures) recall(key string) *LoadError {
+// recall returns the failure of key if it still counts, with what is left of its back-off.
+func (f *failures) recall(key string, stripe uint32) *LoadError {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	own, there := f.byKey[key]
+	if !there {
+		return nil
+	}
 	left := time.Until(own.until)
-	if !there || left <= 0 {
+	if left <= 0 || own.stripe != stripe {
 		delete(f.byKey, key)
 		return nil
 	}

@@ -210,3 +210,27 @@ func TestMaxWaitersLetsLoadsIn(t *testing.T) {
 		}
 	})
 }
+
+// A load from before an Invalidate that fails after it leaves no back-off. (TestHistory found it.)
+func TestAFailureFromBeforeAnInvalidate(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{took: 100 * ms, err: errors.New("read before the write")}
+		s := newSpy(refill.NewMemory())
+		l := node(t, d.load, refill.Config{TTL: time.Hour, ErrorTTL: time.Minute, Shared: s})
+		s.cut(true)
+		failed := make(chan error)
+		go func() {
+			_, err := l.Get(t.Context(), "k")
+			failed <- err
+		}()
+		time.Sleep(50 * ms)
+		d.fail(nil)
+		if err := l.Invalidate(t.Context(), "k"); err == nil {
+			t.Error("the store does not answer, and there is no error")
+		}
+		if err := <-failed; err == nil {
+			t.Error("the load did not fail")
+		}
+		get(t, l, "k")
+	})
+}

@@ -305,7 +305,7 @@ func (l *Loader[V]) fail(c *call[V], token string, r loaded[V]) error {
 		return cause
 	}
 	err := l.loadError(c, r.err, r.panicked)
-	l.failures.remember(c.key, err)
+	l.failures.remember(c.key, err, c.at.stripe)
 	l.leaveFailure(c, token, err)
 	return err
 }
@@ -339,7 +339,7 @@ func (l *Loader[V]) alone(c *call[V]) error {
 	if l.serveUnheard(c) {
 		return nil
 	}
-	if err := l.failures.recall(c.key); err != nil && !c.forced {
+	if err := l.ownFailure(c.key); err != nil && !c.forced {
 		return err
 	}
 	patience := time.NewTimer(l.cfg.StoreTimeout)
@@ -355,7 +355,7 @@ func (l *Loader[V]) alone(c *call[V]) error {
 			return cause
 		}
 		err := l.loadError(c, r.err, r.panicked)
-		l.failures.remember(c.key, err)
+		l.failures.remember(c.key, err, c.at.stripe)
 		return err
 	}
 	l.failures.forget(c.key)

@@ -76,7 +76,6 @@ func (l *Loader[V]) reschedule(key string, failed bool) {
 func (l *Loader[V]) drop(key string) {
 	l.local.void(key)
 	l.flights.detach(key)
-	l.failures.forget(key)
 }
 
 // voidBatch is how many keys one call of the store voids: StoreTimeout has to do for them.

@@ -124,6 +124,9 @@ var promises = []promise{
 		{"TestLoadTimeout", memory, "a load that hangs, and does not heed its ctx", mutant{
 			"no time-out", "refill.go", "l.cfg.LoadTimeout, errLoadTimeout)", "time.Hour, errLoadTimeout)", 1,
 		}},
+		{"TestAFailureFromBeforeAnInvalidate", memory, "a load that fails after an Invalidate, while there is no store", mutant{
+			"a failure has no epoch", "failure.go", "left <= 0 || own.stripe != stripe", "left <= 0", 1,
+		}},
 		{"TestFailingLoad", real, "a failing database, 50 callers in 5 processes", mutant{
 			"no back-off in the store", redis + "fail.lua", "redis.pcall('SET', KEYS[2], '!' .. ARGV[4], 'PX', ARGV[5])", "", 1,
 		}},
