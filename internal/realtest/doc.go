@@ -82,6 +82,7 @@
 //	<-lost
 //	proxy.Delay(20 * time.Millisecond) // each reply comes so much later
 //	proxy.LoseMessages("RN1 ")         // what the server says with this in it is dropped, silently
+//	cut := proxy.CutReply("RF1", 20)   // the next thing said with this in it is cut after 20 bytes
 //	proxy.BlackHole()                  // nothing passes any more, nothing is cut
 //	proxy.Reset()                      // cut all connections, let new ones in
 //	proxy.Refuse()                     // cut all connections, refuse new ones

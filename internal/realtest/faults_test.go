@@ -397,6 +397,81 @@ func TestLostMessages(t *testing.T) {
 	}
 }
 
+// A reply, or a message of the subscription, that is cut in the middle is none: no value is taken from half a record, and
+// the node goes on over a new connection.
+func TestCutReplies(t *testing.T) {
+	value := strings.Repeat("0123456789", refill.MaxNoteRecord/10) // does not travel with its announcement
+	for _, bytes := range []int{0, 1, 10, 60, 110, 4000} {
+		t.Run(fmt.Sprint(bytes, " bytes"), func(t *testing.T) {
+			r := newRig(t)
+			a, b := r.node(redis.Options{}, refill.Config{}), r.node(redis.Options{Addr: r.proxy.Addr()}, refill.Config{})
+			a.load = func(context.Context, string) (string, error) { return value, nil }
+			b.load = a.load
+			a.gets("k", value)
+			cut := r.proxy.CutReply("RF1", bytes) // of a record
+			b.gets("k", value, refill.EventShared)
+			<-cut
+			cut = r.proxy.CutReply("RN1", bytes) // of an announcement
+			if err := a.Invalidate(t.Context(), "k"); err != nil {
+				t.Fatal(err)
+			}
+			<-cut
+			b.isUp() // again
+			a.gets("k", value)
+			b.gets("k", value, refill.EventShared, refill.EventHit, refill.EventWaited)
+			if n := b.events(refill.EventBadRecord); n > 0 {
+				t.Errorf("%d half records were taken for records", n)
+			}
+		})
+	}
+}
+
+// Messages come late: what was invalidated is served on until then, and not after; nothing old comes back with them.
+func TestDelayedMessages(t *testing.T) {
+	r := newRig(t)
+	a, b := r.node(redis.Options{}, refill.Config{}), r.node(redis.Options{Addr: r.proxy.Addr()}, refill.Config{})
+	b.gets("k", "k")
+	r.proxy.Delay(100 * time.Millisecond) // within StoreTimeout
+	for i := range 5 {
+		want := fmt.Sprint("new ", i)
+		a.load = func(context.Context, string) (string, error) { return want, nil }
+		b.load = a.load
+		if err := a.Invalidate(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		a.gets("k", want)
+		for range 3 { // once it has followed, it stays
+			if !eventually(func() bool { v, err := b.Get(t.Context(), "k"); return err == nil && v == want }) {
+				t.Fatalf("it does not follow to %q", want)
+			}
+		}
+	}
+}
+
+// The server dies behind a network that swallows everything: connections that nobody ends. The node answers meanwhile, and
+// is back when the network is.
+func TestHalfOpenConnections(t *testing.T) {
+	r := newRig(t)
+	a, b := r.node(redis.Options{}, refill.Config{}), r.node(redis.Options{Addr: r.proxy.Addr()}, refill.Config{})
+	b.gets("k", "k")
+	r.proxy.BlackHole()
+	r.server.Restart() // b's connections are open on its side only
+	for i := range 20 {
+		key := fmt.Sprint("new ", i)
+		b.gets(key, key, refill.EventLed)
+		b.gets("k", "k")
+	}
+	a.isUp() // again
+	r.proxy.Heal()
+	b.isUp()
+	a.gets("k", "k")
+	b.load = func(context.Context, string) (string, error) { return "b's own", nil }
+	if !eventually(func() bool { r, err := b.GetResult(t.Context(), "after"); return err == nil && r.Value == "b's own" }) {
+		t.Error("no answer after the return")
+	}
+	a.gets("after", "b's own", refill.EventShared)
+}
+
 // A Redis without room: values are loaded and handed out, nobody is kept waiting, and it heals.
 func TestFullRedis(t *testing.T) {
 	r := newRig(t)

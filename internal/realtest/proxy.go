@@ -27,6 +27,7 @@ type Proxy struct {
 	held     chan struct{} // closed by the end of a BlackHole; nil when there is none
 	lose     *lostReply    // armed
 	mute     []byte        // what the server says is dropped where it contains this; nil = nothing is
+	short    *shortReply   // armed
 }
 
 // link is one connection of a client and the one to the server that belongs to it.
@@ -42,6 +43,13 @@ type lostReply struct {
 	match     []byte        // lower case
 	forwarded chan struct{} // closed when the server has the request
 	done      chan struct{} // closed when the connection is cut
+}
+
+// shortReply is what is to be cut in the middle.
+type shortReply struct {
+	match []byte
+	bytes int
+	done  chan struct{} // closed when the connection is cut
 }
 
 // StartProxy starts a proxy in front of the server at target. It ends with the test.
@@ -90,6 +98,16 @@ func (p *Proxy) LoseMessages(match string) {
 	p.mute = []byte(match)
 }
 
+// CutReply waits for the next thing that the server says that contains match, lets the first bytes of it pass and cuts that
+// connection. The channel is closed when that has happened.
+func (p *Proxy) CutReply(match string, bytes int) <-chan struct{} {
+	short := &shortReply{match: []byte(match), bytes: bytes, done: make(chan struct{})}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.short = short
+	return short.done
+}
+
 // BlackHole holds back what either side says, without cutting anything: new connections are made, and get no answer.
 // What was held back arrives after Heal, as TCP makes it arrive after a partition.
 func (p *Proxy) BlackHole() {
@@ -120,11 +138,11 @@ func (p *Proxy) Refuse() {
 	p.Reset()
 }
 
-// Heal ends Delay, LoseReply, LoseMessages, BlackHole and Refuse.
+// Heal ends Delay, LoseReply, LoseMessages, CutReply, BlackHole and Refuse.
 func (p *Proxy) Heal() {
 	p.t.Helper()
 	p.mu.Lock()
-	p.delay, p.lose, p.mute = 0, nil, nil
+	p.delay, p.lose, p.mute, p.short = 0, nil, nil, nil
 	if p.held != nil {
 		close(p.held)
 		p.held = nil
@@ -230,6 +248,14 @@ func (p *Proxy) replies(k *link) {
 		if !p.wait(k) || !p.gate(k) {
 			return
 		}
+		if short := p.shortens(buf[:n]); short != nil {
+			_, _ = k.client.Write(buf[:min(n, short.bytes)])
+			_ = k.client.CloseWrite() // what was said arrives, and then the end
+			_, _ = io.Copy(io.Discard, k.client)
+			k.reset()
+			close(short.done)
+			return
+		}
 		if n > 0 && !p.muted(buf[:n]) {
 			if _, err := k.client.Write(buf[:n]); err != nil {
 				k.reset()
@@ -257,6 +283,18 @@ func (p *Proxy) match(before, now []byte) (*lostReply, []byte) {
 		return lost, nil
 	}
 	return nil, text[max(0, len(text)-len(p.lose.match)):]
+}
+
+// shortens returns the armed cut if it is for said, and disarms it.
+func (p *Proxy) shortens(said []byte) *shortReply {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	short := p.short
+	if short == nil || !bytes.Contains(said, short.match) {
+		return nil
+	}
+	p.short = nil
+	return short
 }
 
 // muted says whether LoseMessages drops said.

@@ -69,6 +69,7 @@ var promises = []promise{
 		{"TestAReadAcrossABreakOfTheSubscription", memory, "an announcement lost with the subscription", mutant{
 			"no epoch of the subscription", "local.go", "return e.at.session == l.session.Load() && l.unvoided(e)", "return l.unvoided(e)", 1,
 		}},
+		{"TestDelayedMessages", real, "messages of the subscription 100 ms late", mutant{}},
 		{"TestLostMessages", real, "messages of the subscription lost unnoticed", mutant{
 			"LocalTTL is not heeded", "local.go", "return min(life.fresh, now+l.ttl)", "return life.fresh", 1,
 		}},
@@ -145,6 +146,8 @@ var promises = []promise{
 			"nobody is refused", "flight.go", "f.waiting >= f.room && !nested", "false", 1,
 		}},
 		{"TestFullRedis", real, "a Redis at maxmemory", mutant{}},
+		{"TestCutReplies", real, "replies and announcements cut in the middle", mutant{}},
+		{"TestHalfOpenConnections", real, "Redis dies behind a network that swallows everything", mutant{}},
 		{"TestForeignBytes", real, "foreign types, damaged records, other versions under our keys", mutant{
 			"the sum is not checked", "record.go", "binary.BigEndian.Uint32(b[offSum:]) != crc32.Checksum(b[offToken:], castagnoli)", "false", 1,
 		}},
