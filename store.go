@@ -32,7 +32,7 @@ type Store interface {
 
 	// TryLease takes the lease for ttl if it is free, or says who has it. An own token found under the key
 	// counts as won: the reply to an earlier try was lost. A lease without an end, or of a foreign type, counts
-	// as free when how is AskLeft or AskForce.
+	// as free when how is AskLeft or AskForce; so may one that lives far longer than any is given.
 	TryLease(ctx context.Context, key, token string, ttl time.Duration, how Ask) (Lease, error)
 
 	// Claim takes the claim for ttl, if the lease is still the token's and the value is either absent or the
