@@ -43,6 +43,7 @@ type outageLine struct {
 // outageReport is what it saw. Times are nanoseconds since 1970.
 type outageReport struct {
 	Loads   []outageSpan
+	Alone   []int64 // when Redis did not answer a Get in time, so that this node may load for itself
 	Gets    int64
 	Shed    int64
 	Longest time.Duration
@@ -104,6 +105,9 @@ func (n *outageProcess) hear(e refill.Event) {
 	defer n.mu.Unlock()
 	had := !n.deaf && !n.breaking
 	switch e.Kind {
+	case refill.EventStoreError:
+		n.report.Alone = append(n.report.Alone, time.Now().UnixNano())
+		return
 	case refill.EventStoreUp, refill.EventStoreDown:
 		n.deaf = e.Kind == refill.EventStoreDown
 	case refill.EventBreakerOpen, refill.EventBreakerClosed:
@@ -166,14 +170,14 @@ func TestOutage(t *testing.T) {
 			for i := range nodes {
 				nodes[i] = StartChild(t, "outage", server.Addr())
 			}
-			began := outageUp(t, nodes)
+			began := outageUp(t, nodes, time.Time{})
 			<-time.After(3 * outageTTL / 2)
 			lost := time.Now()
 			fault.lose(server)
 			<-time.After(2 * outageTTL)
 			fault.find(server)
 			found := time.Now()
-			back := outageUp(t, nodes)
+			back := outageUp(t, nodes, found)
 			<-time.After(3 * outageTTL)
 			ended := time.Now()
 			o := outageCollect(t, nodes)
@@ -182,21 +186,24 @@ func TestOutage(t *testing.T) {
 			o.draw(t, began, lost, found, ended)
 			o.judge(t)
 			o.onePerExpiry(t, "before", began, lost)
-			// Loads that began without Redis are over after that much.
-			o.onePerExpiry(t, "after", back.Add(10*outageLoad), ended)
+			// Loads that were on their way without Redis have begun, and ended, after that much.
+			o.onePerExpiry(t, "after", back.Add(250*time.Millisecond+10*outageLoad), ended)
 			leftBehind(t, server)
 		})
 	}
 }
 
-// outageUp waits until every node has Redis, and returns when the last one got it.
-func outageUp(t *testing.T, nodes []*Proc) (last time.Time) {
+// outageUp waits until every node has got Redis after since, and returns when the last one did.
+func outageUp(t *testing.T, nodes []*Proc, since time.Time) (last time.Time) {
 	t.Helper()
 	for _, node := range nodes {
-		for line := (outageLine{}); line.Up == 0; {
-			line = outageLine{}
+		for up := since; !up.After(since); {
+			var line outageLine
 			node.Next(&line)
-			if up := time.Unix(0, line.Up); up.After(last) {
+			if line.Up != 0 {
+				up = time.Unix(0, line.Up)
+			}
+			if up.After(last) {
 				last = up
 			}
 		}
@@ -205,6 +212,7 @@ func outageUp(t *testing.T, nodes []*Proc) (last time.Time) {
 }
 
 type outage struct {
+	alone   []int64
 	perNode [][]outageSpan
 	all     []outageSpan
 	total   outageReport
@@ -225,6 +233,7 @@ func outageCollect(t *testing.T, nodes []*Proc) (o outage) {
 		}
 		o.perNode = append(o.perNode, line.Done.Loads)
 		o.all = append(o.all, line.Done.Loads...)
+		o.alone = append(o.alone, line.Done.Alone...)
 		o.total.Gets += line.Done.Gets
 		o.total.Shed += line.Done.Shed
 		o.total.Longest = max(o.total.Longest, line.Done.Longest)
@@ -293,7 +302,8 @@ func (o *outage) judge(t *testing.T) {
 	}
 }
 
-// onePerExpiry demands that no key was loaded twice within its TTL.
+// onePerExpiry demands that no key was loaded twice within its TTL. On a machine that is so busy that Redis misses its
+// StoreTimeout a node loads for itself: that many loads are excused, and those behind them.
 func (o *outage) onePerExpiry(t *testing.T, when string, from, to time.Time) {
 	last, twice, loads := map[int]int64{}, 0, 0
 	for _, s := range o.all {
@@ -307,8 +317,16 @@ func (o *outage) onePerExpiry(t *testing.T, when string, from, to time.Time) {
 		}
 		last[s.Key] = s.Began
 	}
-	t.Logf("result: %s: %d loads of %d keys in %.1f s, %d within the TTL of the one before", when, loads, len(last), to.Sub(from).Seconds(), twice)
-	if twice > 0 || len(last) < outageKeys/2 {
-		t.Errorf("%s: %d of %d loads of %d keys came within the TTL of the one before", when, twice, loads, len(last))
+	alone := 0
+	for _, at := range o.alone {
+		if at >= from.Add(-250*time.Millisecond).UnixNano() && at <= to.UnixNano() {
+			alone++
+		}
+	}
+	t.Logf("result: %s: %d loads of %d keys in %.1f s, %d within the TTL of the one before, %d times Redis did not answer in time",
+		when, loads, len(last), to.Sub(from).Seconds(), twice, alone)
+	if twice > 2*alone || len(last) < outageKeys/2 {
+		t.Errorf("%s: %d of %d loads of %d keys came within the TTL of the one before; %d times Redis did not answer in time",
+			when, twice, loads, len(last), alone)
 	}
 }
