@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
@@ -101,10 +102,13 @@ func overRing(t testing.TB) *goredisWorld {
 	}}
 }
 
-// overMiniredis needs no network, so it may live in a bubble. Time passes there by hand.
+// overMiniredis needs no network, so it lives in a bubble. Time passes there by hand.
 func overMiniredis(t testing.TB) *goredisWorld {
 	server := miniredis.NewMiniRedis()
-	t.Cleanup(server.Close)
+	t.Cleanup(func() {
+		synctest.Wait() // it must not be closed in the middle of a command
+		server.Close()
+	})
 	dial := func(context.Context, string, string) (net.Conn, error) { return server.Dial() }
 	return &goredisWorld{pass: server.FastForward, client: func(testing.TB) redis.UniversalClient {
 		return redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379", Dialer: dial}) // an empty one is looked up

