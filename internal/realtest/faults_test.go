@@ -32,6 +32,7 @@ type rig struct {
 	proxy  *Proxy // in front of the server, for those who are to be harmed
 	rdb    *redis.Client
 	nodes  []*rigNode
+	before map[string]bool // goroutines that other tests left
 }
 
 // rigNode is a Loader with a client of its own, and a database that counts.
@@ -46,7 +47,10 @@ type rigNode struct {
 }
 
 func newRig(t *testing.T) *rig {
-	r := &rig{t: t, server: StartRedis(t)}
+	r := &rig{t: t, server: StartRedis(t), before: map[string]bool{}}
+	for _, g := range goroutines() {
+		r.before[idOf(g)] = true
+	}
 	r.proxy = StartProxy(t, r.server.Addr())
 	r.rdb = redis.NewClient(&redis.Options{Addr: r.server.Addr()})
 	t.Cleanup(r.end)
@@ -147,18 +151,29 @@ func (r *rig) end() {
 	})
 	r.rdb.Close()
 	r.gone("goroutines", func() (left []string) {
-		buf := make([]byte, 1<<20)
-		for _, g := range strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
+		for _, g := range goroutines() {
 			// Ours, and those of go-redis and ristretto that we caused; not the test's own.
 			if strings.Contains(g, "refill-go/refill.") || strings.Contains(g, "refill/backend") ||
 				strings.Contains(g, "redis/go-redis") || strings.Contains(g, "ristretto") {
-				if !strings.Contains(g, "(*rig).end") {
+				if !strings.Contains(g, "(*rig).end") && !r.before[idOf(g)] {
 					left = append(left, g)
 				}
 			}
 		}
 		return left
 	})
+}
+
+// goroutines are the stacks of all, each with a first line that names it.
+func goroutines() []string {
+	buf := make([]byte, 1<<20)
+	return strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")
+}
+
+// idOf is the name of a goroutine: "goroutine 7".
+func idOf(stack string) string {
+	id, _, _ := strings.Cut(stack, " [")
+	return id
 }
 
 // gone waits until nothing is left.
