@@ -55,13 +55,17 @@ func TestHistory(t *testing.T) {
 	if seed == 0 {
 		seed = uint64(rand.Uint32())
 	}
+	var all []history.Stats
 	for ; length > 0; length -= historyRound {
-		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { runHistory(t, seed, min(length, historyRound)) })
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			all = append(all, runHistory(t, seed, min(length, historyRound)))
+		})
 		if t.Failed() {
 			return
 		}
 		seed++
 	}
+	t.Logf("result: %s, no violation", history.Summary(all))
 }
 
 func historyLength(t *testing.T) time.Duration {
@@ -78,7 +82,7 @@ func historyLength(t *testing.T) time.Duration {
 	return length
 }
 
-func runHistory(t *testing.T, seed uint64, length time.Duration) {
+func runHistory(t *testing.T, seed uint64, length time.Duration) history.Stats {
 	replay := fmt.Sprintf("go test -race -run TestHistory -history.seed=%d -history.for=%v", seed, length)
 	t.Log("the same faults again: ", replay)
 	dir, err := os.MkdirTemp("", "refill-history-") // not t.TempDir: a history that is wrong is kept
@@ -90,20 +94,21 @@ func runHistory(t *testing.T, seed uint64, length time.Duration) {
 	r.stop()
 	if t.Failed() {
 		t.Logf("the history is in %s", dir)
-		return
+		return history.Stats{}
 	}
 	events, err := history.Read(dir)
 	if err != nil {
 		t.Fatalf("the history in %s: %v", dir, err)
 	}
 	report := history.Check(events, history.Promised(seed))
-	t.Logf("result: %v", report.Stats)
+	t.Log(report.Stats)
 	if len(report.Violations) == 0 {
 		_ = os.RemoveAll(dir)
-		return
+		return report.Stats
 	}
 	t.Errorf("%d violations; the history is in %s\n%s\nwhat happened before the first one:\n%s", len(report.Violations), dir,
 		report, report.Around(events, report.Violations[0], 1500*time.Millisecond))
+	return report.Stats
 }
 
 // trouble is a fleet and those who make its life hard. Its methods are for the goroutine of the test.

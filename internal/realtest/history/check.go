@@ -307,3 +307,29 @@ func (s Stats) String() string {
 		s.Gets, s.Outcomes, s.Errors, s.Loads, s.Judged, s.Doubles, s.Takeovers, s.Voids, s.Refreshes, s.Samples,
 		s.Faults, s.Notes, s.Gaps, 100*s.Healthy, s.Length.Round(time.Millisecond), s.MaxGet.Round(time.Millisecond))
 }
+
+// Summary is what happened in some runs, in one line.
+func Summary(all []Stats) string {
+	var sum Stats
+	faults, refused := 0, 0
+	for _, s := range all {
+		sum.Gets += s.Gets
+		sum.Loads += s.Loads
+		sum.Doubles += s.Doubles
+		sum.Judged += s.Judged
+		sum.Voids += s.Voids
+		sum.Takeovers += s.Takeovers
+		sum.Length += s.Length
+		sum.MaxGet = max(sum.MaxGet, s.MaxGet)
+		refused += s.Notes["refused"]
+		for op, n := range s.Faults {
+			if !mild(op) {
+				faults += n
+			}
+		}
+	}
+	return fmt.Sprintf("%v with %d faults: %d Gets, the longest %v; %d loads, %d of them beside another one of their key under faults, "+
+		"%d judged by G1; %d voidings, %d publications refused, %d takeovers",
+		sum.Length.Round(time.Second), faults, sum.Gets, sum.MaxGet.Round(time.Millisecond), sum.Loads, sum.Doubles, sum.Judged,
+		sum.Voids, refused, sum.Takeovers)
+}
