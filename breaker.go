@@ -21,7 +21,7 @@ type breaker struct {
 	tell    func(EventKind, error)
 
 	failed atomic.Int32  // slow failures in a row
-	open   atomic.Bool   // written under mu
+	open   atomic.Bool   // set under mu, so that one probe runs; which ends it
 	bell   chan struct{} // rung when the store may be back
 
 	mu     sync.Mutex // guards closed, and the begin of a probe

@@ -46,8 +46,10 @@ func (l *Loader[V]) loadErrorOf(key, wire string, left time.Duration) *LoadError
 	if json.Unmarshal([]byte(wire), &f) != nil {
 		f.Text = wire
 	}
-	if own := l.ownFailure(key); own != nil && f.Node == l.node.id {
-		return own
+	if f.Node == l.node.id {
+		if own := l.ownFailure(key); own != nil {
+			return own
+		}
 	}
 	return &LoadError{
 		Key: key, Node: f.Node, Panic: f.Panic, Timeout: f.Timeout, RetryAfter: left, Err: errors.New(f.Text),

@@ -51,11 +51,11 @@ complete() {
 		! grep -Eq 'max search depth too small|Search not completed|aborting|out of memory|reached -D?MEMLIM|interrupted' "$work/report"
 }
 
-# holds TITLE -D...: nothing is wrong in any state, and every run ends with every Get answered.
-holds() {
-	local title=$1
-	shift
-	search '-O1 -DSAFETY' '-m20000 -w21' "$@"
+# clean GCC-FLAGS PAN-FLAGS TITLE -D...: a complete search finds nothing.
+clean() {
+	local cflags=$1 flags=$2 title=$3
+	shift 3
+	search "$cflags" "$flags" "$@"
 	if complete && grep -q 'errors: 0$' "$work/report"; then
 		row ok "$(states)" "${*#-D}" "$title"
 	else
@@ -63,17 +63,11 @@ holds() {
 	fi
 }
 
+# holds TITLE -D...: nothing is wrong in any state, and every run ends with every Get answered.
+holds() { clean '-O1 -DSAFETY' '-m20000 -w21' "$@"; }
+
 # ends TITLE -D...: no run goes round in circles, so with the above every Get ends. Renewals may go on, as they do.
-ends() {
-	local title=$1
-	shift
-	search '-O1 -DNP' '-l -m20000 -w21' "$@"
-	if complete && grep -q 'errors: 0$' "$work/report"; then
-		row ok "$(states)" "${*#-D}" "$title"
-	else
-		bad "${*#-D}" "$title"
-	fi
-}
+ends() { clean '-O1 -DNP' '-l -m20000 -w21' "$@"; }
 
 # breaks TITLE ASSERTION -D...: exactly that assertion fails.
 breaks() {
