@@ -177,7 +177,7 @@ func (s *Sentinel) Failover() *Redis {
 				return false
 			}
 		}
-		return s.all(func(m map[string]string) bool { return m["flags"] == "master" })
+		return s.all(func(m map[string]string) bool { return m["flags"] == "master" }) && s.allKnowReplicas()
 	})
 	s.await("a sentinel fails over", func() bool { // it refuses until it has found a fit replica
 		_, err := command(s.sentinels[0].addr, "sentinel", "failover", masterName)
@@ -242,13 +242,34 @@ func (s *Sentinel) all(is func(view map[string]string) bool) bool {
 	return true
 }
 
+// allKnowReplicas says whether every sentinel has heard of every living replica that it is one. A sentinel that last heard
+// of a restarted master as a master would demote it in the middle of its next promotion.
+func (s *Sentinel) allKnowReplicas() bool {
+	for _, one := range s.sentinels {
+		replicas, err := ask(one.addr, (*redis.SentinelClient).Replicas)
+		if err != nil || slices.ContainsFunc(replicas, func(r map[string]string) bool {
+			return r["role-reported"] != "slave" && !strings.Contains(r["flags"], "down")
+		}) {
+			return false
+		}
+	}
+	return true
+}
+
 // masterView is what a sentinel says of the master.
 func masterView(addr string) (map[string]string, error) {
+	return ask(addr, (*redis.SentinelClient).Master)
+}
+
+// ask asks a sentinel something about the master.
+func ask[V any, R interface{ Result() (V, error) }](
+	addr string, what func(*redis.SentinelClient, context.Context, string) R,
+) (V, error) {
 	c := redis.NewSentinelClient(&redis.Options{Addr: addr, PoolSize: 1, MaxRetries: -1})
 	defer func() { _ = c.Close() }()
 	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 	defer cancel()
-	return c.Master(ctx, masterName).Result()
+	return what(c, ctx, masterName).Result()
 }
 
 func (s *Sentinel) await(what string, is func() bool) {
