@@ -23,6 +23,21 @@ type Config struct {
 	// (stale-if-error, RFC 5861). It adds to TTL. Default: as StaleFor. Negative: off.
 	StaleIfError time.Duration
 
+	// EarlyRefresh is the share of TTL after which a fresh value is refreshed behind the next Get, so that a hot key never
+	// expires under its callers: 0.8 begins at 80 %. Default 0: off, as is anything negative. Below 1.
+	EarlyRefresh float64
+
+	// XFetch is the beta of probabilistic early refresh: a node refreshes a value earlier the longer its load took, at a
+	// moment drawn once per value and node, on the average beta load times before its end, never in its first half. 1 is
+	// the usual value. Nodes draw apart and the first one's result is pushed to all, so most never have to try. Default 0:
+	// off, as is anything negative.
+	// (Vattani, Chierichetti, Lowenstein, Optimal Probabilistic Cache Stampede Prevention, PVLDB 8(8), 2015.)
+	XFetch float64
+
+	// SoftTimeout is how long a Get waits for the refill of a stale value before it takes the stale one; the refill goes
+	// on. It needs StaleFor. Default 0: stale values are served at once.
+	SoftTimeout time.Duration
+
 	// LocalTTL is how long this process answers from its own memory (L1) before it looks at the shared store again. Changes
 	// made elsewhere are pushed; this is the bound for a push that got lost unnoticed. Default: TTL, at most 1 min.
 	// Negative: off, every Get asks the store.
@@ -44,6 +59,10 @@ type Config struct {
 	// that error (or a stale value, see StaleIfError) and the database is left alone. Default 1 s. Negative: off, the
 	// error is still shared by those who waited. Invalidate, Expire and Refresh end it.
 	ErrorTTL time.Duration
+
+	// MaxErrorTTL lets the back-off of a key double with each failure in a row, up to this. Default: ErrorTTL, it does not
+	// grow.
+	MaxErrorTTL time.Duration
 
 	// NotFoundTTL is how long an absence (ErrNotFound) is cached. Default: TTL, at most 10 s. Negative: off.
 	NotFoundTTL time.Duration
@@ -162,11 +181,21 @@ func (c *Config) times() error {
 		{"LoadTimeout", &c.LoadTimeout, 10 * time.Second, ms, false},
 		{"ErrorTTL", &c.ErrorTTL, time.Second, ms, true},
 		{"NotFoundTTL", &c.NotFoundTTL, min(c.TTL, 10*time.Second), ms, true},
+		{"SoftTimeout", &c.SoftTimeout, 0, ms, false},
+		{"MaxErrorTTL", &c.MaxErrorTTL, 0, ms, false},
 	}
 	for _, s := range settings {
 		if err := s.settle(); err != nil {
 			return err
 		}
+	}
+	switch {
+	case c.MaxErrorTTL == 0:
+		c.MaxErrorTTL = c.ErrorTTL
+	case c.MaxErrorTTL < c.ErrorTTL:
+		return invalid("MaxErrorTTL", "%v is below ErrorTTL (%v)", c.MaxErrorTTL, c.ErrorTTL)
+	case c.ErrorTTL == 0:
+		return invalid("MaxErrorTTL", "%v, but ErrorTTL is off: there is nothing to grow", c.MaxErrorTTL)
 	}
 	var err error
 	c.StoreTimeout, err = storeTimeout(c.StoreTimeout, c.LockTTL, "LockTTL")
@@ -205,6 +234,9 @@ func (s setting) settle() error {
 	return nil
 }
 
+// maxBeta is more than anybody means; it keeps sums representable.
+const maxBeta = 100.0
+
 // limit settles a number that bounds something.
 func limit(set, unset int) int {
 	switch {
@@ -224,6 +256,12 @@ func (c *Config) bounds() error {
 		c.Jitter = 0
 	case c.Jitter == 0:
 		c.Jitter = 0.1
+	}
+	if math.IsNaN(c.EarlyRefresh) || c.EarlyRefresh >= 1 {
+		return invalid("EarlyRefresh", "%v, must be below 1", c.EarlyRefresh)
+	}
+	if math.IsNaN(c.XFetch) || c.XFetch > maxBeta {
+		return invalid("XFetch", "%v, must be %v at most", c.XFetch, maxBeta)
 	}
 	c.MaxLoads = limit(c.MaxLoads, 64)
 	c.MaxWaiters = limit(c.MaxWaiters, 10_000)

@@ -43,6 +43,8 @@ type LoadError struct {
 	Timeout    bool          // it ran longer than Config.LoadTimeout; errors.Is(err, context.DeadlineExceeded)
 	RetryAfter time.Duration // the next load of this key begins no earlier than this after the error; 0 = at once
 	Err        error         // what the load function returned, or its text when another node loaded
+
+	failures int // of the key in a row, this one included
 }
 
 // Error names the key, the node and the cause.

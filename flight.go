@@ -35,8 +35,9 @@ type call[V any] struct {
 	notes chan Note     // what is announced about the key; wake-ups are hints, so a full box loses nothing
 	hurry chan struct{} // closed when a load is among those who wait: it must not queue behind itself
 
+	once   sync.Once     // for the next two
 	ready  chan struct{} // closed once answer may be read
-	answer answer[V]     // written once, before ready is closed
+	answer answer[V]     // written before ready is closed, by the flight or by its timer
 	done   chan struct{} // closed when the flight has ended
 
 	// Guarded by flights.mu.
@@ -49,6 +50,8 @@ type call[V any] struct {
 	old    *entry[V] // the best there is if the load fails
 	lostTo string    // token of the fill that it waits for
 	at     epoch     // noted before the read or load that will be the answer began
+
+	soft *time.Timer // runs while a stale answer waits for SoftTimeout
 }
 
 // answer is what a flight found out.
@@ -60,7 +63,7 @@ type answer[V any] struct {
 	waited time.Duration // by this caller, for the event
 }
 
-// settled reports whether there is an answer already. For the flight's own goroutine.
+// settled reports whether there is an answer already.
 func (c *call[V]) settled() bool {
 	select {
 	case <-c.ready:
@@ -72,9 +75,19 @@ func (c *call[V]) settled() bool {
 
 // settle hands out the answer. Only the first one counts.
 func (c *call[V]) settle(a answer[V]) {
-	if !c.settled() {
+	c.once.Do(func() {
 		c.answer = a
 		close(c.ready)
+	})
+}
+
+// settleAfter hands out an answer that is second best, unless a better one comes within d.
+func (c *call[V]) settleAfter(d time.Duration, a answer[V]) {
+	switch {
+	case d == 0:
+		c.settle(a)
+	case c.soft == nil:
+		c.soft = time.AfterFunc(d, func() { c.settle(a) })
 	}
 }
 
@@ -186,6 +199,9 @@ func (f *flights[V]) end(c *call[V]) {
 	if len(f.boxes[c.key]) == 0 {
 		delete(f.boxes, c.key)
 	}
+	if c.soft != nil {
+		c.soft.Stop()
+	}
 	close(c.done)
 	c.cancel(nil)
 	f.checkLanded()
@@ -233,6 +249,13 @@ func (f *flights[V]) wanted(c *call[V]) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return c.places > 1 && !c.settled()
+}
+
+// flying reports whether there is a flight of key to join.
+func (f *flights[V]) flying(key string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.calls[key] != nil
 }
 
 // detach lets nobody join the flight of key any more; it flies on for those who have.

@@ -27,7 +27,7 @@ type Loader[V any] struct {
 	local    *local[V]
 	flights  *flights[V]
 	slots    chan struct{}  // one per running load; nil = no limit
-	failures failures       // of this process's own loads
+	failures failures       // loads that failed a moment ago
 	voids    *voids         // invalidations that the store did not take yet
 	later    sync.WaitGroup // what flights left behind: a lease to give back
 
@@ -56,7 +56,7 @@ func New[V any](name string, load func(ctx context.Context, key string) (V, erro
 	}
 	l := &Loader[V]{name: name, node: newNode(), cfg: cfg, load: load}
 	l.store = newBreaker(cfg.Shared, cfg.StoreTimeout, func(k EventKind, err error) { l.emit(Event{Kind: k, Err: err}) })
-	l.failures.byKey = make(map[string]ownFailure)
+	l.failures.byKey = make(map[string]pastFailure)
 	l.codec, l.kind = codecFor[V](cfg.Codec)
 	l.clock = newCoarseClock(tickOf(cfg.TTL), l.store.Now)
 	if l.local, err = newLocal[V](&cfg, l.clock); err != nil {
@@ -134,17 +134,10 @@ func (l *Loader[V]) get(ctx context.Context, key string, load loadFunc[V]) (Resu
 	if err := l.mayLoad(ctx, key, load); err != nil {
 		return Result[V]{}, err
 	}
-	if e := l.local.get(key); e != nil && l.local.current(e) {
-		now := l.now()
-		switch e.life.inL1(now, e.hit.Load()) {
-		case Fresh:
-			return l.served(key, e, EventHit)
-		case Stale:
-			l.refreshBehind(ctx, e, load, now)
-			return l.served(key, e, EventStale)
-		}
-	}
 	for {
+		if r, err, ok := l.remembered(ctx, key, load); ok {
+			return r, err
+		}
 		c, led, err := l.flights.join(ctx, ticket[V]{key: key, load: load, ask: AskLeft})
 		if err != nil {
 			return Result[V]{}, err
@@ -153,6 +146,30 @@ func (l *Loader[V]) get(ctx context.Context, key string, load loadFunc[V]) (Resu
 			return l.answered(key, a)
 		}
 	}
+}
+
+// remembered answers from L1, if that may be done at once, and lets an entry be refreshed that is due.
+func (l *Loader[V]) remembered(ctx context.Context, key string, load loadFunc[V]) (r Result[V], err error, ok bool) {
+	e := l.local.get(key)
+	if e == nil || !l.local.current(e) {
+		return r, nil, false
+	}
+	how, now := EventHit, l.now()
+	switch e.inL1(now) {
+	case Fresh:
+	case Early:
+		l.refreshBehind(ctx, e, load, now)
+	case Stale:
+		how = EventStale
+		l.refreshBehind(ctx, e, load, now)
+		if l.cfg.SoftTimeout > 0 && l.flights.flying(key) {
+			return r, nil, false // it knows the entry, and will hand it out in time
+		}
+	default:
+		return r, nil, false
+	}
+	r, err = l.answered(key, answer[V]{entry: e, how: how, err: e.err})
+	return r, err, true
 }
 
 // mayLoad checks what does not depend on the state of the key.
@@ -179,23 +196,26 @@ func (l *Loader[V]) checkKey(key string) error {
 	return nil
 }
 
-// refreshBehind starts a background refresh of a stale entry, unless one was tried a moment ago. The moment is a LockTTL,
-// by then a node that died at it has been replaced, or what the last try found out.
+// refreshBehind starts a background refresh of an entry that is due, unless one was tried a moment ago. The moment is a
+// LockTTL, by then a node that died at it has been replaced, or what the last try found out.
 func (l *Loader[V]) refreshBehind(ctx context.Context, e *entry[V], load loadFunc[V], now int64) {
-	retry := e.retry.Load()
-	if now < retry || !e.retry.CompareAndSwap(retry, now+l.cfg.LockTTL.Microseconds()) {
-		return
+	hit, retry := e.hit.Load(), e.retry.Load()
+	if next := now + l.cfg.LockTTL.Microseconds(); now >= retry && e.retry.CompareAndSwap(retry, next) {
+		ask := AskOnce
+		if retry != 0 || l.cfg.SoftTimeout > 0 {
+			ask = AskLeft // not the first try: see that what is in the way has an end; or somebody waits for it
+		}
+		// The only error is ErrClosed: then there is nobody to refresh for.
+		_, _, _ = l.flights.join(ctx, ticket[V]{key: e.key, load: load, ask: ask, behind: true})
+		retry = next
 	}
-	ask := AskOnce
-	if retry != 0 {
-		ask = AskLeft // not the first try: see that what is in the way has an end
+	if hit != 0 { // what is fresh still is served without a thought until the next try
+		e.hit.CompareAndSwap(hit, min(e.trusted, retry))
 	}
-	// The only error is ErrClosed: then there is nobody to refresh for.
-	_, _, _ = l.flights.join(ctx, ticket[V]{key: e.key, load: load, ask: ask, behind: true})
 }
 
-// wait returns the answer of a flight. It reports false when the flight ended without one, or with a stale value that has
-// become too old since: then the caller looks again.
+// wait returns the answer of a flight. It reports false when the flight ended without one, or with a value that has become
+// too old since: then the caller looks again.
 func (l *Loader[V]) wait(ctx context.Context, c *call[V], led bool) (answer[V], bool) {
 	defer l.flights.leave(c)
 	began := l.timed()
@@ -209,12 +229,17 @@ func (l *Loader[V]) wait(ctx context.Context, c *call[V], led bool) (answer[V], 
 		return answer[V]{err: ctx.Err()}, true
 	}
 	a := c.answer
-	if a.how == EventStale && a.entry.life.at(l.now()) > Stale {
-		select {
-		case <-c.done:
-			return answer[V]{}, false
-		case <-ctx.Done():
-			return answer[V]{err: ctx.Err()}, true
+	if a.how == EventHit || a.how == EventShared || a.how == EventStale { // handed out before the refresh, perhaps long ago
+		switch f := a.entry.life.at(l.now()); {
+		case f == Stale:
+			a.how = EventStale
+		case f > Stale:
+			select {
+			case <-c.done:
+				return answer[V]{}, false
+			case <-ctx.Done():
+				return answer[V]{err: ctx.Err()}, true
+			}
 		}
 	}
 	if !led && (a.how == EventLed || a.how == EventShared || a.how == EventWaited) {
@@ -274,7 +299,7 @@ func (l *Loader[V]) Peek(ctx context.Context, key string) (Result[V], bool) {
 		return Result[V]{}, false
 	}
 	e, how := l.local.get(key), EventHit
-	if e == nil || !l.local.current(e) || e.life.inL1(l.now(), e.hit.Load()) > Stale {
+	if e == nil || !l.local.current(e) || e.inL1(l.now()) > Stale {
 		if l.store.open.Load() {
 			return Result[V]{}, false
 		}
@@ -291,7 +316,7 @@ func (l *Loader[V]) Peek(ctx context.Context, key string) (Result[V], bool) {
 	}
 	now := l.now()
 	switch e.life.at(now) {
-	case Fresh:
+	case Fresh, Early:
 	case Stale:
 		how = EventStale
 	default:
@@ -343,11 +368,6 @@ func (l *Loader[V]) Close() error {
 		l.local.close()
 	})
 	return l.closeErr
-}
-
-// served makes the Result of an entry of L1.
-func (l *Loader[V]) served(key string, e *entry[V], how EventKind) (Result[V], error) {
-	return l.answered(key, answer[V]{entry: e, how: how, err: e.err})
 }
 
 // answered makes the Result of an answer and tells OnEvent.

@@ -47,6 +47,8 @@ type entry[V any] struct {
 	life  life
 	at    epoch
 	cost  int64
+	// trusted is when LocalTTL is over, at the latest the end of freshness, µs.
+	trusted int64
 
 	hit     atomic.Int64 // served without a thought before then, µs; 0 once it is superseded
 	retry   atomic.Int64 // no background refresh before then
@@ -102,6 +104,12 @@ func (l *local[V]) note(key string) epoch {
 }
 
 func (l *local[V]) hash(key string) uint64 { return maphash.String(l.seed, key) }
+
+// drawn is a random number in (0, 1] that belongs to a token: the same each time that this process asks, another in other
+// processes. So a hit draws none, and reading a record again does not draw again.
+func (l *local[V]) drawn(token string) float64 {
+	return float64(maphash.String(l.seed, token)>>11+1) / (1 << 53)
+}
 
 // current reports whether nothing has made e invalid since its read began, as far as this process can know.
 func (l *local[V]) current(e *entry[V]) bool {
@@ -243,8 +251,14 @@ func (l *local[V]) close() {
 	}
 }
 
-// hitUntil is how long an entry that enters L1 now is served without a thought.
-func (l *local[V]) hitUntil(life life, now int64) int64 { return min(life.fresh, now+l.ttl) }
+// admit sets how long an entry that enters L1 now is served without a thought.
+func (l *local[V]) admit(e *entry[V], now int64) {
+	e.trusted = min(e.life.fresh, now+l.ttl)
+	e.hit.Store(min(e.life.early, e.trusted))
+}
+
+// inL1 judges an entry that stands in L1.
+func (e *entry[V]) inL1(now int64) Freshness { return e.life.inL1(now, e.trusted, e.hit.Load() == 0) }
 
 // coarseClock is the store's clock, read once a tick: a hit must not pay for a clock.
 type coarseClock struct {

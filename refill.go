@@ -79,24 +79,37 @@ func (l *Loader[V]) recall(c *call[V]) (look, done bool) {
 	}
 	c.seen = e.token
 	now := l.now()
-	if l.offer(c, e, e.life.inL1(now, e.hit.Load()), EventHit) { // a flight that ended a moment ago has put it there
+	f := e.inL1(now)
+	if l.offer(c, e, f, EventHit) { // a flight that ended a moment ago has put it there
 		return false, true
 	}
-	return e.life.at(now) == Fresh && !c.forced, false
+	return f != Early && e.life.at(now) <= Early && !c.forced, false
 }
 
-// offer does with an entry what its freshness allows: a fresh one is the answer; a stale one is handed out at once, and
-// from then on c is a refresh, if anybody is there to want one. For a Refresh it is neither. It reports whether c is done.
+// offer does with an entry what its freshness allows: a fresh one is the answer; one that is to be refreshed is handed out,
+// a stale one when SoftTimeout is over, and from then on c is a refresh, if anybody is there to want one. For a Refresh it
+// is neither. It reports whether c is done.
 func (l *Loader[V]) offer(c *call[V], e *entry[V], f Freshness, how EventKind) (done bool) {
 	if e.life.at(l.now()) <= Spare {
 		c.old = e
 	}
-	switch {
-	case f == Fresh && (!c.forced || how == EventWaited):
-		c.settle(answer[V]{entry: e, how: how, err: e.err})
+	if c.forced && how != EventWaited {
+		return false
+	}
+	a := answer[V]{entry: e, how: how, err: e.err}
+	switch f {
+	case Fresh:
+		c.settle(a)
 		return true
-	case f == Stale && !c.forced && !c.behind && l.flights.stay(c):
-		c.settle(answer[V]{entry: e, how: EventStale, err: e.err})
+	case Early:
+		goOn := c.behind || l.flights.stay(c)
+		c.settle(a)
+		return !goOn
+	case Stale:
+		a.how = EventStale
+		if c.behind || l.flights.stay(c) {
+			c.settleAfter(l.cfg.SoftTimeout, a)
+		}
 	}
 	return false
 }
@@ -127,7 +140,7 @@ func (l *Loader[V]) take(c *call[V], record []byte, how EventKind) (done bool) {
 		f, how = Fresh, EventWaited
 	}
 	if f <= Stale && (!c.forced || how == EventWaited) {
-		if f == Stale {
+		if f >= Early {
 			e.retry.Store(l.now() + l.cfg.LockTTL.Microseconds()) // this flight is the refresh
 		}
 		l.keep(e, len(record))
@@ -175,7 +188,7 @@ func (l *Loader[V]) tryLease(c *call[V], token string) (Lease, error) {
 // follow is what a flight does that did not get the lease: somebody has it, or a failed load has left a back-off there.
 func (l *Loader[V]) follow(c *call[V], lease Lease) (look, done bool, err error) {
 	switch {
-	case lease.Holder == "" && tooLong(lease.Left, l.cfg.ErrorTTL):
+	case lease.Holder == "" && tooLong(lease.Left, l.cfg.MaxErrorTTL):
 		c.ask = AskForce
 		return false, false, nil
 	case lease.Holder == "":
@@ -209,7 +222,7 @@ func (l *Loader[V]) react(c *call[V], n Note) (look, done bool, err error) {
 		case n.Kind == NoteFilled && len(n.Record) > 0:
 			return false, l.take(c, n.Record, EventWaited), nil
 		case n.Kind == NoteFailed:
-			return false, false, l.loadErrorOf(c.key, n.Failure, l.cfg.ErrorTTL)
+			return false, false, l.loadErrorOf(c.key, n.Failure, 0)
 		}
 	}
 	return n.Kind == NoteFilled, false, nil
@@ -313,7 +326,7 @@ func (l *Loader[V]) fail(c *call[V], token string, r loaded[V]) error {
 func (l *Loader[V]) leaveFailure(c *call[V], token string, e *LoadError) {
 	ctx, cancel := l.storeCtx(c.ctx)
 	defer cancel()
-	if err := l.store.Fail(ctx, l.full(c.key), token, e.wire(), l.cfg.ErrorTTL); err != nil {
+	if err := l.store.Fail(ctx, l.full(c.key), token, e.wire(), e.RetryAfter); err != nil {
 		l.emit(Event{Kind: EventStoreError, Key: c.key, Err: err})
 	}
 }
@@ -339,7 +352,7 @@ func (l *Loader[V]) alone(c *call[V]) error {
 	if l.serveUnheard(c) {
 		return nil
 	}
-	if err := l.ownFailure(c.key); err != nil && !c.forced {
+	if err := l.failure(c.key); err != nil && !c.forced {
 		return err
 	}
 	patience := time.NewTimer(l.cfg.StoreTimeout)
@@ -407,8 +420,8 @@ func (l *Loader[V]) keep(e *entry[V], size int) {
 	if !l.local.unvoided(e) {
 		return
 	}
-	if now := l.now(); e.life.at(now) == Fresh { // else not even for the tick that the coarse clock lags behind
-		e.hit.Store(l.local.hitUntil(e.life, now))
+	if now := l.now(); e.life.at(now) <= Early { // else not even for the tick that the coarse clock lags behind
+		l.local.admit(e, now)
 	}
 	l.local.put(e, size)
 }
@@ -507,7 +520,8 @@ func (l *Loader[V]) storeCtx(ctx context.Context) (context.Context, context.Canc
 func (l *Loader[V]) encode(c *call[V], token string, began time.Time, r loaded[V]) (*entry[V], []byte, error) {
 	rec := Record{Token: token, LoadBegan: began, LoadTook: r.took, Kind: l.kind}
 	l.plan(&rec, r)
-	asLoaded := &entry[V]{key: c.key, hash: l.local.hash(c.key), value: r.value, token: token, life: lifeOf(&rec), at: c.at}
+	asLoaded := l.entry(c.key, &rec, c.at)
+	asLoaded.value = r.value
 	if rec.NotFound {
 		rec.Payload = []byte(r.err.Error())
 		asLoaded.err = &absence{r.err.Error()}
@@ -567,6 +581,13 @@ func (l *Loader[V]) decode(key string, record []byte, at epoch) *entry[V] {
 	return e
 }
 
+// entry makes the entry of a record, without its value.
+func (l *Loader[V]) entry(key string, r *Record, at epoch) *entry[V] {
+	e := &entry[V]{key: key, hash: l.local.hash(key), token: r.Token, life: lifeOf(r), at: at}
+	e.life.early = refreshFrom(e.life, r.LoadTook, l.cfg.EarlyRefresh, l.cfg.XFetch, l.local.drawn(r.Token))
+	return e
+}
+
 func (l *Loader[V]) read(key string, record []byte, at epoch) (*entry[V], error) {
 	r, err := DecodeRecord(record)
 	if err != nil {
@@ -575,7 +596,7 @@ func (l *Loader[V]) read(key string, record []byte, at epoch) (*entry[V], error)
 	if r.Kind != l.kind {
 		return nil, fmt.Errorf("refill: record holds %q, not %q", r.Kind, l.kind)
 	}
-	e := &entry[V]{key: key, hash: l.local.hash(key), token: r.Token, life: lifeOf(&r), at: at}
+	e := l.entry(key, &r, at)
 	if r.NotFound {
 		e.err = &absence{string(r.Payload)}
 		return e, nil

@@ -1,6 +1,9 @@
 package refill
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
 // This file decides everything about time: pure functions of moments that are handed in. A moment is a count of
 // microseconds by the store's clock, so that all nodes agree whatever their own clocks say.
@@ -11,6 +14,7 @@ type Freshness uint8
 // The ages of a value.
 const (
 	Fresh Freshness = iota // serve it
+	Early                  // serve it as a fresh one, and refresh it before it ends
 	Stale                  // serve it, and refresh it
 	Spare                  // serve it only in place of an error
 	Dead                   // do not serve it
@@ -18,15 +22,15 @@ const (
 
 // String returns the lower-case name.
 func (f Freshness) String() string {
-	return [...]string{"fresh", "stale", "spare", "dead"}[min(f, Dead)]
+	return [...]string{"fresh", "early", "stale", "spare", "dead"}[min(f, Dead)]
 }
 
 // life is the life of one value:
 //
-//	began ────── fresh ────── stale ────── dead
-//	     served       served,      served
-//	                  refreshed    if the load fails
-type life struct{ began, fresh, stale, dead int64 }
+//	began ────── early ────── fresh ────── stale ────── dead
+//	     served       served,      served,      served
+//	                  refreshed    refreshed    if the load fails
+type life struct{ began, early, fresh, stale, dead int64 }
 
 // maxFuture is how far ahead of now a load may have begun: more than clocks read over a network differ by, less than
 // anybody would call a clock that was set back.
@@ -39,6 +43,7 @@ func lifeOf(r *Record) life {
 	if e := micros(r.ExpiredAt); e != 0 {
 		l.fresh = min(l.fresh, e)
 	}
+	l.early = l.fresh
 	l.stale = l.fresh + r.StaleFor.Microseconds()
 	l.dead = max(l.stale, l.fresh+r.StaleIfError.Microseconds())
 	return l
@@ -50,8 +55,10 @@ func (l life) at(now int64) Freshness {
 	switch {
 	case l.began > now+maxFuture || now >= l.dead && now >= l.fresh:
 		return Dead
-	case now < l.fresh:
+	case now < l.early:
 		return Fresh
+	case now < l.fresh:
+		return Early
 	case now < l.stale:
 		return Stale
 	}
@@ -78,13 +85,38 @@ func jittered(ttl time.Duration, jitter, rnd float64) time.Duration {
 	return ttl - time.Duration(float64(ttl)*jitter*rnd)
 }
 
+// refreshFrom is when a refresh of a value may begin that is still fresh, by what Config.EarlyRefresh says (share of its
+// time, 0 = off) and Config.XFetch (beta, 0 = off), whichever is first. XFetch begins beta·delta·−ln(rnd) before the end,
+// delta = how long the load took and rnd in (0, 1]: Vattani, Chierichetti, Lowenstein, Optimal Probabilistic Cache Stampede
+// Prevention, PVLDB 8(8), 2015. Never in the first half of the value's time: one whose load takes as long as it lives
+// would be refreshed without end.
+func refreshFrom(l life, took time.Duration, share, beta, rnd float64) int64 {
+	from, ttl := l.fresh, float64(l.fresh-l.began)
+	if share > 0 {
+		from = l.began + int64(ttl*share)
+	}
+	if beta > 0 {
+		ahead := min(beta*float64(took.Microseconds())*-math.Log(rnd), ttl/2)
+		from = min(from, l.fresh-int64(ahead))
+	}
+	return from
+}
+
+// backOff is how long the database is left alone after so many failures in a row.
+func backOff(first, most time.Duration, failures int) time.Duration {
+	for ; failures > 1 && first < most; failures-- {
+		first *= 2
+	}
+	return min(first, most)
+}
+
 // tickOf is how often the coarse clock of a Loader is set: often enough for its TTL, and for nobody too often.
 func tickOf(ttl time.Duration) time.Duration {
 	return min(max(ttl/200, time.Millisecond), 50*time.Millisecond)
 }
 
 // tooLong says that a back-off lasts longer than any node's Config could mean: the store's clock was set back since.
-func tooLong(left, errorTTL time.Duration) bool { return left > errorTTL+time.Minute }
+func tooLong(left, maxErrorTTL time.Duration) bool { return left > maxErrorTTL+time.Minute }
 
 // renewEvery leaves two more tries within a lease when one renewal fails.
 func renewEvery(ttl time.Duration) time.Duration { return ttl / 3 }
@@ -98,15 +130,15 @@ func lookAgain(left, lockTTL time.Duration) time.Duration {
 	return left + 2*time.Millisecond
 }
 
-// inL1 judges an entry of L1 that is served without a thought until hit. A superseded one (hit = 0) has been replaced by
-// a refresh that this process heard of: it may be served on while the new one is fetched. One that is past LocalTTL may
-// have missed an invalidation: it counts as stale, which is nothing where nothing stale may be served.
-func (l life) inL1(now, hit int64) Freshness {
+// inL1 judges an entry of L1 that is trusted until a moment: past that, LocalTTL is over and an invalidation may have been
+// missed, so it counts as stale, which is nothing where nothing stale may be served. A superseded one has been replaced
+// by a refresh that this process heard of: it may be served on while the new one is fetched.
+func (l life) inL1(now, trusted int64, superseded bool) Freshness {
 	f := l.at(now)
-	if f != Fresh || now < hit {
+	switch {
+	case f > Early || now < trusted && !superseded:
 		return f
-	}
-	if hit == 0 || l.stale > l.fresh {
+	case superseded || l.stale > l.fresh:
 		return Stale
 	}
 	return Dead

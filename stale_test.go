@@ -1,6 +1,7 @@
 package refill
 
 import (
+	"math"
 	"testing"
 	"time"
 )
@@ -32,23 +33,26 @@ func TestLifeAt(t *testing.T) {
 }
 
 func TestInL1(t *testing.T) {
-	withStale := life{began: 0, fresh: 100, stale: 200, dead: 300}
-	without := life{began: 0, fresh: 100, stale: 100, dead: 100}
+	withStale := life{began: 0, early: 80, fresh: 100, stale: 200, dead: 300}
+	without := life{began: 0, early: 80, fresh: 100, stale: 100, dead: 100}
 	for _, c := range []struct {
-		name     string
-		l        life
-		now, hit int64
-		want     Freshness
+		name         string
+		l            life
+		now, trusted int64
+		superseded   bool
+		want         Freshness
 	}{
-		{"fresh", without, 50, 60, Fresh},
-		{"past LocalTTL, nothing stale allowed: the store is asked", without, 60, 60, Dead},
-		{"past LocalTTL, stale allowed", withStale, 60, 60, Stale},
-		{"superseded: never a wait", without, 50, 0, Stale},
-		{"superseded and past its time", without, 100, 0, Dead},
-		{"past its time", withStale, 100, 100, Stale},
-		{"only for an error", withStale, 200, 100, Spare},
+		{"fresh", without, 50, 60, false, Fresh},
+		{"to be refreshed early", without, 80, 100, false, Early},
+		{"past LocalTTL, nothing stale allowed: the store is asked", without, 60, 60, false, Dead},
+		{"past LocalTTL, to be refreshed early", without, 90, 60, false, Dead},
+		{"past LocalTTL, stale allowed", withStale, 60, 60, false, Stale},
+		{"superseded: never a wait", without, 50, 60, true, Stale},
+		{"superseded and past its time", without, 100, 100, true, Dead},
+		{"past its time", withStale, 100, 100, false, Stale},
+		{"only for an error", withStale, 200, 100, false, Spare},
 	} {
-		if got := c.l.inL1(c.now, c.hit); got != c.want {
+		if got := c.l.inL1(c.now, c.trusted, c.superseded); got != c.want {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)
 		}
 	}
@@ -72,7 +76,11 @@ func FuzzLife(f *testing.F) {
 			r.ExpiredAt = time.UnixMicro(expired)
 		}
 		l := lifeOf(&r)
-		if now-began >= ttl && l.at(now) == Fresh {
+		l.early = refreshFrom(l, span(later), float64(later%100)/100, float64(now%5), float64(1+now%1000)/1000)
+		if l.early > l.fresh || l.early < l.began && l.fresh >= l.began {
+			t.Errorf("refreshed from %d, fresh from %d to %d", l.early, l.began, l.fresh)
+		}
+		if now-began >= ttl && l.at(now) <= Early {
 			t.Errorf("fresh past TTL")
 		}
 		if now-began >= ttl+staleFor && l.at(now) <= Stale {
@@ -81,7 +89,7 @@ func FuzzLife(f *testing.F) {
 		if now-began >= ttl+max(staleFor, staleIfError) && l.at(now) != Dead {
 			t.Errorf("served past every window")
 		}
-		if expired != 0 && now >= expired && l.at(now) == Fresh {
+		if expired != 0 && now >= expired && l.at(now) <= Early {
 			t.Errorf("fresh after Expire")
 		}
 		if now >= began && l.at(now+later) < l.at(now) {
@@ -90,7 +98,7 @@ func FuzzLife(f *testing.F) {
 		if l.age(now) < 0 || l.remaining(now) < 0 || l.keep(now) < minKeep {
 			t.Errorf("age %v, remaining %v, keep %v", l.age(now), l.remaining(now), l.keep(now))
 		}
-		if f := l.inL1(now, 0); f == Fresh {
+		if f := l.inL1(now, l.fresh, true); f <= Early {
 			t.Errorf("a superseded entry is fresh")
 		}
 	})
@@ -105,6 +113,39 @@ func TestJitterOnlyShortens(t *testing.T) {
 	}
 	if got := jittered(time.Second, 0, 0.5); got != time.Second {
 		t.Errorf("no jitter: %v", got)
+	}
+}
+
+func TestRefreshFrom(t *testing.T) {
+	l := life{began: 1000, fresh: 2000}
+	const took = 100 * time.Microsecond
+	for _, c := range []struct {
+		name             string
+		share, beta, rnd float64
+		want             int64
+	}{
+		{"off", 0, 0, 0.5, 2000},
+		{"a share of its time", 0.8, 0, 0.5, 1800},
+		{"beta·delta·−ln(rnd) before its end", 0, 1, math.Exp(-1), 1900},
+		{"twice that", 0, 2, math.Exp(-1), 1800},
+		{"the luckiest draw", 0, 1, 1, 2000},
+		{"never in the first half", 0, 1, 1e-9, 1500},
+		{"whichever is first", 0.95, 1, math.Exp(-1), 1900},
+	} {
+		if got := refreshFrom(l, took, c.share, c.beta, c.rnd); got != c.want {
+			t.Errorf("%s: %d, want %d", c.name, got, c.want)
+		}
+	}
+}
+
+func TestBackOff(t *testing.T) {
+	for n, want := range []time.Duration{1, 1, 2, 4, 5, 5} {
+		if got := backOff(time.Second, 5*time.Second, n); got != want*time.Second {
+			t.Errorf("after %d failures %v, want %v", n, got, want*time.Second)
+		}
+	}
+	if got := backOff(time.Second, time.Second, 1<<40); got != time.Second {
+		t.Errorf("one that does not grow: %v", got)
 	}
 }
 

@@ -34,9 +34,16 @@ func (l *Loader[V]) hear(n Note) {
 			l.drop(key)
 		}
 	case NoteFilled:
+		l.failures.forget(key)
 		l.replace(key, n)
-	case NoteFailed, NoteReleased:
-		l.reschedule(key, n.Kind == NoteFailed)
+	case NoteFailed:
+		err := l.loadErrorOf(key, n.Failure, 0)
+		if err.Node != l.node.id { // our own has been remembered, with its cause
+			l.failures.remember(key, err, l.local.note(key).stripe)
+		}
+		l.reschedule(key, err.RetryAfter)
+	case NoteReleased:
+		l.reschedule(key, 0)
 	}
 	l.flights.tell(key, n)
 }
@@ -60,16 +67,15 @@ func (l *Loader[V]) replace(key string, n Note) {
 }
 
 // reschedule says when a stale entry of L1 may be refreshed again: a refresh elsewhere has ended without a value.
-func (l *Loader[V]) reschedule(key string, failed bool) {
+func (l *Loader[V]) reschedule(key string, backOff time.Duration) {
 	e := l.local.get(key)
-	if e == nil {
-		return
+	switch {
+	case e == nil:
+	case backOff > 0:
+		e.retry.Store(l.now() + backOff.Microseconds())
+	default:
+		e.retry.Store(0)
 	}
-	var retry int64
-	if failed {
-		retry = l.now() + l.cfg.ErrorTTL.Microseconds()
-	}
-	e.retry.Store(retry)
 }
 
 // drop voids what this process holds of key, and what is on its way.
