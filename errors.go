@@ -37,7 +37,7 @@ var (
 // LoadError says that a load failed. All callers that waited for the load get the same one; those of other nodes get
 // its text, since an error value cannot travel: there errors.Is finds a time-out but not the database's own errors.
 type LoadError struct {
-	Key        string        // as given to Get
+	Key        string        // as given to Get, or its hash, see there
 	Node       string        // the node whose load failed
 	Panic      bool          // the load function panicked, or ended its goroutine
 	Timeout    bool          // it ran longer than Config.LoadTimeout; errors.Is(err, context.DeadlineExceeded)

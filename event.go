@@ -43,6 +43,7 @@ const (
 	EventStoreDown     // announcements cannot be heard: the store is asked before L1 is believed
 	EventStoreUp       // they can be heard (again)
 	EventStoreDoubt    // the store works, but a setting of it is doubtful
+	EventConfigDoubt   // a setting of Config is doubtful: Err says which and why; while New runs
 	EventBreakerOpen   // the store was too slow too often: Gets do without it, and it is probed
 	EventBreakerClosed // it answers again
 	EventLeaseLost     // a lease ended while its load was running; the claim decides whether the load counts
@@ -52,7 +53,7 @@ const (
 var eventNames = [...]string{
 	"", "hit", "stale", "shared", "led", "joined", "waited", "stale-on-error", "error",
 	"loaded", "not-found", "load-failed", "published", "refused", "busy", "abandoned",
-	"bad-record", "store-error", "store-down", "store-up", "store-doubt", "breaker-open", "breaker-closed",
+	"bad-record", "store-error", "store-down", "store-up", "store-doubt", "config-doubt", "breaker-open", "breaker-closed",
 	"lease-lost", "void-retried",
 }
 

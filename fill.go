@@ -11,8 +11,11 @@ import (
 // nothing.
 type Fill struct {
 	loader any    // the *Loader, to recognise a load that asks for its own key
-	key    string // as given to Get
+	key    string // as spelled
 	outer  *Fill  // the load that this one runs inside of, or nil
+
+	previous  any // the value that this load is to replace, nil for none
+	validator string
 
 	mu     sync.Mutex
 	sealed bool
@@ -25,6 +28,7 @@ type terms struct {
 	ownTTL        bool
 	ownStale      bool
 	noStore       bool
+	validator     string
 }
 
 type fillKey struct{}
@@ -54,9 +58,45 @@ func (f *Fill) SetStaleFor(d time.Duration) {
 	f.set(func(t *terms) { t.staleFor, t.ownStale = min(max(d, 0), maxSpan), true })
 }
 
-// NoStore keeps this value out of the store and of L1. Those who wait for it in this process get it; on other nodes one
-// who waits loads next.
+// NoStore keeps this value out of the store and of L1: it goes to those in this process who wait for it, and to nobody else.
+// That is remembered, for 10 s or what SetTTL says (0: not at all): until then a load of the key waits for none on another
+// node, since none can help it (Varnish calls it hit-for-miss), and what it returns is not stored, either. Refresh,
+// Invalidate and Expire end it.
 func (f *Fill) NoStore() { f.set(func(t *terms) { t.noStore = true }) }
+
+// noStoreFor is how long a NoStore is remembered.
+const noStoreFor = 10 * time.Second
+
+// SetValidator keeps a text beside the value (an ETag, a version, a time of change) by which a later load can ask whether
+// the value is still good, see [Previous]. At most 32 KiB.
+func (f *Fill) SetValidator(validator string) {
+	f.set(func(t *terms) { t.validator = validator })
+}
+
+// Previous returns the value that the load with this ctx is to replace, and its validator, if there is one of type V: a
+// stale one, or a fresh one that is refreshed early. It may be older than an Invalidate that has just been made elsewhere,
+// so it is something to ask with, not to build on.
+func Previous[V any](ctx context.Context) (value V, validator string, ok bool) {
+	f := FillFrom(ctx)
+	value, ok = f.previous.(V)
+	return value, f.validator, ok
+}
+
+// NotModified is what a load function returns when the database says that the previous value is still good: the value with
+// its validator, for another life. Without a previous value it returns an error that wraps ErrInvalid.
+//
+//	_, version, ok := refill.Previous[Product](ctx)
+//	if ok && version == current {
+//		return refill.NotModified[Product](ctx)
+//	}
+func NotModified[V any](ctx context.Context) (V, error) {
+	value, validator, ok := Previous[V](ctx)
+	if !ok {
+		return value, invalid("NotModified", "there is no previous value of type %T", value)
+	}
+	FillFrom(ctx).SetValidator(validator)
+	return value, nil
+}
 
 func (f *Fill) set(change func(*terms)) {
 	f.mu.Lock()

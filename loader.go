@@ -31,13 +31,16 @@ type Loader[V any] struct {
 	voids    *voids         // invalidations that the store did not take yet
 	later    sync.WaitGroup // what flights left behind: a lease to give back
 
+	leaveName     func()
 	stopListening func()
 	closing       sync.Once
 	closeErr      error // written within closing
 }
 
 // New returns a Loader that gets its values from load. The name keeps its keys apart from those of other Loaders in the
-// same store: letters, digits, '.', '_' and '-'. Two Loaders of one name must have the same V and mean the same data.
+// same store: letters, digits, '.', '_' and '-'. Two Loaders of one name must have the same V and mean the same data;
+// when its meaning changes, change the name, "product.v2": so two releases can share one store. In one process a name
+// with two types is an error, between processes an [EventBadRecord].
 //
 // load runs on a goroutine of its own, with a ctx that keeps the values of the first caller's ctx (tenant, trace, …), is
 // not cancelled by any single caller, and ends when nobody waits any more or at Config.LoadTimeout. The key has to hold
@@ -58,9 +61,13 @@ func New[V any](name string, load func(ctx context.Context, key string) (V, erro
 	l.store = newBreaker(cfg.Shared, cfg.StoreTimeout, func(k EventKind, err error) { l.emit(Event{Kind: k, Err: err}) })
 	l.failures.byKey = make(map[string]pastFailure)
 	l.codec, l.kind = codecFor[V](cfg.Codec)
+	if l.leaveName, err = names.enter(cfg.Shared, name, l.kind); err != nil {
+		return nil, err
+	}
 	l.clock = newCoarseClock(tickOf(cfg.TTL), l.store.Now)
 	if l.local, err = newLocal[V](&cfg, l.clock); err != nil {
 		l.clock.close()
+		l.leaveName()
 		return nil, invalid("LocalEntries", "%v", err)
 	}
 	l.flights = newFlights(l.fly, cfg.MaxWaiters)
@@ -69,6 +76,9 @@ func New[V any](name string, load func(ctx context.Context, key string) (V, erro
 	}
 	l.voids = newVoids(l.void, l.voided)
 	l.stopListening = l.store.Listen(name, l.hear)
+	for _, doubt := range cfg.advice() {
+		l.emit(Event{Kind: EventConfigDoubt, Err: doubt})
+	}
 	return l, nil
 }
 
@@ -76,7 +86,9 @@ func New[V any](name string, load func(ctx context.Context, key string) (V, erro
 const maxSlots = 1 << 20
 
 // Get returns the value of key: from memory if it is fresh there; a stale one if Config.StaleFor allows, while it is
-// refreshed; else what the store, another node's load, or this node's load gives.
+// refreshed; else what the store, another node's load, or this node's load gives. A key is any string but the empty one.
+// One above 512 bytes, with control characters, or that begins with '#', stands as "#" and its SHA-256 in the store, in
+// events and in errors; the load function gets it as it is.
 //
 // It returns ctx's error when ctx ends first; an error that wraps [ErrNotFound] for an absence; a [*LoadError] when the load
 // failed and nothing stale may be served in its place; [ErrOverloaded], [ErrClosed], [ErrInvalid] as they say. If the
@@ -91,6 +103,9 @@ func (l *Loader[V]) Get(ctx context.Context, key string) (V, error) {
 
 // hit is the shortest way to an answer: no lock, timer, allocation or system clock.
 func (l *Loader[V]) hit(key string) *entry[V] {
+	if !asGiven(key) {
+		return nil
+	}
 	e, now := l.local.get(key), l.clock.now.Load()
 	// An entry from the future was read before the store's clock was set back: hit says nothing any more.
 	if e == nil || now >= e.hit.Load() || e.life.began > now+maxFuture || !l.local.current(e) {
@@ -122,6 +137,9 @@ type Result[V any] struct {
 	Age, Remaining time.Duration
 	// Node is the node that loaded it.
 	Node string
+	// Validator and Tags are those that its load set.
+	Validator string
+	Tags      []string
 }
 
 // GetResult is Get, and says how the value came. With an error, the Result holds what is known beside it.
@@ -131,7 +149,8 @@ func (l *Loader[V]) GetResult(ctx context.Context, key string) (Result[V], error
 
 // get is Get without the shortcut: steps 0 and 1.
 func (l *Loader[V]) get(ctx context.Context, key string, load loadFunc[V]) (Result[V], error) {
-	if err := l.mayLoad(ctx, key, load); err != nil {
+	key, load, err := l.mayLoad(ctx, key, load)
+	if err != nil {
 		return Result[V]{}, err
 	}
 	for {
@@ -151,7 +170,7 @@ func (l *Loader[V]) get(ctx context.Context, key string, load loadFunc[V]) (Resu
 // remembered answers from L1, if that may be done at once, and lets an entry be refreshed that is due.
 func (l *Loader[V]) remembered(ctx context.Context, key string, load loadFunc[V]) (r Result[V], err error, ok bool) {
 	e := l.local.get(key)
-	if e == nil || !l.local.current(e) {
+	if e == nil || e.pass || !l.local.current(e) {
 		return r, nil, false
 	}
 	how, now := EventHit, l.now()
@@ -172,28 +191,18 @@ func (l *Loader[V]) remembered(ctx context.Context, key string, load loadFunc[V]
 	return r, err, true
 }
 
-// mayLoad checks what does not depend on the state of the key.
-func (l *Loader[V]) mayLoad(ctx context.Context, key string, load loadFunc[V]) error {
-	if err := l.checkKey(key); err != nil {
-		return err
+// mayLoad checks what does not depend on the state of the key, and spells it.
+func (l *Loader[V]) mayLoad(ctx context.Context, key string, load loadFunc[V]) (string, loadFunc[V], error) {
+	key, load, err := l.spell(key, load)
+	switch {
+	case err != nil:
+		return key, load, err
+	case load == nil:
+		return key, load, invalid("load", "nil; a Loader made without a load function has GetWith only")
+	case outerFill(ctx).loads(l, key):
+		return key, load, invalid("key", "%q is being loaded by the very load that asks for it", key)
 	}
-	if load == nil {
-		return invalid("load", "nil; a Loader made without a load function has GetWith only")
-	}
-	if outerFill(ctx).loads(l, key) {
-		return invalid("key", "%q is being loaded by the very load that asks for it", key)
-	}
-	return ctx.Err()
-}
-
-func (l *Loader[V]) checkKey(key string) error {
-	if l.flights.closing.Load() {
-		return ErrClosed
-	}
-	if key == "" {
-		return invalid("key", "empty")
-	}
-	return nil
+	return key, load, ctx.Err()
 }
 
 // refreshBehind starts a background refresh of an entry that is due, unless one was tried a moment ago. The moment is a
@@ -269,11 +278,12 @@ func (l *Loader[V]) Refresh(ctx context.Context, keys ...string) error {
 }
 
 func (l *Loader[V]) refresh(ctx context.Context, key string) error {
-	if err := l.mayLoad(ctx, key, l.load); err != nil {
+	key, load, err := l.mayLoad(ctx, key, l.load)
+	if err != nil {
 		return err
 	}
 	for {
-		c, led, err := l.flights.join(ctx, ticket[V]{key: key, load: l.load, ask: AskForce, forced: true})
+		c, led, err := l.flights.join(ctx, ticket[V]{key: key, load: load, ask: AskForce, forced: true})
 		if err != nil {
 			return err
 		}
@@ -295,7 +305,8 @@ func (l *Loader[V]) refresh(ctx context.Context, key string) error {
 // Peek returns what is there, fresh or stale, without loading it or changing anything. It reports false for nothing, for a
 // cached absence, and where the store does not answer.
 func (l *Loader[V]) Peek(ctx context.Context, key string) (Result[V], bool) {
-	if l.checkKey(key) != nil {
+	key, _, err := l.spell(key, nil)
+	if err != nil {
 		return Result[V]{}, false
 	}
 	e, how := l.local.get(key), EventHit
@@ -311,7 +322,7 @@ func (l *Loader[V]) Peek(ctx context.Context, key string) (Result[V], bool) {
 		}
 		e, how = l.decode(key, record, epoch{}), EventShared
 	}
-	if e == nil || e.err != nil {
+	if e == nil || e.pass || e.err != nil {
 		return Result[V]{}, false
 	}
 	now := l.now()
@@ -364,6 +375,7 @@ func (l *Loader[V]) Close() error {
 		l.store.close()
 		l.voids.close()
 		l.stopListening()
+		l.leaveName()
 		l.clock.close()
 		l.local.close()
 	})
@@ -385,10 +397,14 @@ func (l *Loader[V]) answered(key string, a answer[V]) (Result[V], error) {
 }
 
 func (e *entry[V]) result(how EventKind, now int64) Result[V] {
-	return Result[V]{
+	r := Result[V]{
 		Value: e.value, Outcome: how,
 		Age: e.life.age(now), Remaining: e.life.remaining(now), Node: nodeOf(e.token),
 	}
+	if e.more != nil {
+		r.Validator, r.Tags = e.more.validator, e.more.tags
+	}
+	return r
 }
 
 // emit fills in what every event of this Loader has.

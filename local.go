@@ -47,12 +47,21 @@ type entry[V any] struct {
 	life  life
 	at    epoch
 	cost  int64
+	pass  bool  // no value: a mark that it must not be stored, see Fill.NoStore
+	more  *more // what most values do not have
+
 	// trusted is when LocalTTL is over, at the latest the end of freshness, µs.
 	trusted int64
 
 	hit     atomic.Int64 // served without a thought before then, µs; 0 once it is superseded
 	retry   atomic.Int64 // no background refresh before then
 	touched atomic.Int64 // when ristretto last heard that it is in use
+}
+
+// more is what a value may have beside itself.
+type more struct {
+	validator string
+	tags      []string
 }
 
 // epoch is when an entry's read began, in events instead of time.
@@ -254,6 +263,10 @@ func (l *local[V]) close() {
 // admit sets how long an entry that enters L1 now is served without a thought.
 func (l *local[V]) admit(e *entry[V], now int64) {
 	e.trusted = min(e.life.fresh, now+l.ttl)
+	if e.pass {
+		e.hit.Store(1) // never
+		return
+	}
 	e.hit.Store(min(e.life.early, e.trusted))
 }
 

@@ -1,7 +1,13 @@
 package refill_test
 
 import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
+	"fmt"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -220,4 +226,271 @@ func TestBackOffGrows(t *testing.T) {
 			t.Errorf("probes at %v after a success, want a second one 1 s after the first", got)
 		}
 	})
+}
+
+// A value that must not be stored makes nobody queue: once that is known, every node loads for itself, at the same time.
+func TestNoStoreIsRemembered(t *testing.T) {
+	for name, localTTL := range map[string]time.Duration{"with L1": 0, "without L1": -1} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				d := &db{took: time.Second}
+				var store atomic.Bool
+				cfg := refill.Config{TTL: time.Minute, Shared: refill.NewMemory(), LocalTTL: localTTL}
+				nodes := make([]*refill.Loader[string], 5)
+				for i := range nodes {
+					nodes[i] = node(t, func(ctx context.Context, key string) (string, error) {
+						if !store.Load() {
+							refill.FillFrom(ctx).NoStore()
+						}
+						return d.load(ctx, fmt.Sprint(i))
+					}, cfg)
+				}
+				all := func(own bool) (took time.Duration) {
+					began := time.Now()
+					var wg sync.WaitGroup
+					for i, l := range nodes {
+						for range 3 {
+							wg.Go(func() {
+								if v := get(t, l, "k"); own && v != fmt.Sprint(i, " v0") {
+									t.Errorf("node %d was served %q: another's value that was not to be stored", i, v)
+								}
+							})
+						}
+					}
+					wg.Wait()
+					return time.Since(began)
+				}
+				if took := all(true); took > 2100*time.Millisecond {
+					t.Errorf("%v until all had one: the nodes queued", took)
+				}
+				if took := all(true); took > 1100*time.Millisecond {
+					t.Errorf("%v, although nobody can help anybody: want one load's time", took)
+				}
+				if n := d.loads.Load(); n > 11 {
+					t.Errorf("%d loads for two rounds on five nodes", n)
+				}
+				store.Store(true)
+				time.Sleep(11 * time.Second) // the mark is over
+				before := d.loads.Load()
+				all(false)
+				if n := d.loads.Load() - before; n != 1 {
+					t.Errorf("%d loads of a value that may be stored, want 1", n)
+				}
+			})
+		})
+	}
+}
+
+// A mark is nothing that could be served: not by Peek, not while the store is gone; and Refresh looks whether it still holds.
+func TestNoStoreMarkIsNoValue(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var store atomic.Bool
+		shared := refill.NewMemory()
+		s := newSpy(shared)
+		l := node(t, func(ctx context.Context, key string) (string, error) {
+			if !store.Load() {
+				refill.FillFrom(ctx).NoStore()
+			}
+			return "real", nil
+		}, refill.Config{TTL: time.Minute, Shared: s})
+		for range 3 {
+			if v := get(t, l, "k"); v != "real" {
+				t.Errorf("got %q", v)
+			}
+		}
+		if r, ok := l.Peek(t.Context(), "k"); ok {
+			t.Errorf("Peek found %+v", r)
+		}
+		s.cut(true)
+		if v := get(t, l, "k"); v != "real" {
+			t.Errorf("got %q without the store", v)
+		}
+		s.cut(false)
+		store.Store(true)
+		if err := l.Refresh(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		if r, ok := l.Peek(t.Context(), "k"); !ok || r.Value != "real" {
+			t.Errorf("Refresh of a key that may be stored again left %+v, %v", r, ok)
+		}
+	})
+}
+
+// A load has the value that it replaces in hand, and may give it another life; on every node, with its validator.
+func TestNotModified(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var version atomic.Int64
+		var full, kept atomic.Int64
+		load := func(ctx context.Context, key string) (string, error) {
+			now := fmt.Sprint("v", version.Load())
+			if old, validator, ok := refill.Previous[string](ctx); ok && validator == now {
+				if old != key+" "+now {
+					t.Errorf("the previous value is %q", old)
+				}
+				kept.Add(1)
+				return refill.NotModified[string](ctx)
+			}
+			full.Add(1)
+			refill.FillFrom(ctx).SetValidator(now)
+			return key + " " + now, nil
+		}
+		shared := refill.NewMemory()
+		cfg := refill.Config{TTL: time.Second, StaleFor: time.Minute, Jitter: -1, Shared: shared}
+		nodes := []*refill.Loader[string]{node(t, load, cfg), node(t, load, cfg)}
+		get(t, nodes[0], "k")
+		for i := range 6 {
+			if i == 4 {
+				version.Store(1)
+			}
+			time.Sleep(1100 * time.Millisecond)
+			get(t, nodes[i%2], "k") // stale: refreshed behind
+			synctest.Wait()
+			r, err := nodes[(i+1)%2].GetResult(t.Context(), "k")
+			want := fmt.Sprint("v", version.Load())
+			if err != nil || r.Value != "k "+want || r.Validator != want || r.Age > time.Second {
+				t.Errorf("round %d: %+v, %v; want a fresh %s", i, r, err, want)
+			}
+		}
+		if full.Load() != 2 || kept.Load() != 5 {
+			t.Errorf("%d loads in full, %d said not modified; want 2 and 5", full.Load(), kept.Load())
+		}
+		// A node that knows nothing finds the old value in the store.
+		time.Sleep(1100 * time.Millisecond)
+		get(t, node(t, load, cfg), "k")
+		synctest.Wait()
+		if kept.Load() != 6 {
+			t.Errorf("a new node had no previous value in hand")
+		}
+		// Nothing, an absence, or a value of another type is no previous value.
+		if _, err := refill.NotModified[string](t.Context()); !errors.Is(err, refill.ErrInvalid) {
+			t.Errorf("NotModified outside of a load: %v", err)
+		}
+		if err := nodes[0].Invalidate(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		get(t, nodes[0], "k")
+		if full.Load() != 3 {
+			t.Error("after Invalidate there was a previous value")
+		}
+	})
+}
+
+// Keys of any length and any bytes: the load function gets them as they are, and the store a spelling that harms nobody.
+func TestKeysAreSpelled(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		long := strings.Repeat("x", 513)
+		// What a long key is spelled like must not be another key's: that would be a way to read it.
+		sum := sha256.Sum256([]byte(long))
+		twin := "#" + hex.EncodeToString(sum[:])
+		keys := []string{long, twin, long[:512], "a\nb", "a\x7fb", "#", "ключ", "a b", "\xff", "{x}:y"}
+		s := newSpy(refill.NewMemory())
+		peerLoads := never(t)
+		var loads atomic.Int64
+		l := node(t, func(_ context.Context, key string) (string, error) {
+			loads.Add(1)
+			return "of " + key, nil
+		}, refill.Config{TTL: time.Minute, Shared: s})
+		peer := node(t, peerLoads, refill.Config{TTL: time.Minute, Shared: s.Store})
+		for range 2 { // the second time from L1
+			for _, key := range keys {
+				if v := get(t, l, key); v != "of "+key {
+					t.Errorf("Get(%q) = %q", key, v)
+				}
+			}
+		}
+		if n := loads.Load(); n != int64(len(keys)) {
+			t.Errorf("%d loads of %d keys", n, len(keys))
+		}
+		for _, key := range keys {
+			if v := get(t, peer, key); v != "of "+key {
+				t.Errorf("on another node Get(%q) = %q", key, v)
+			}
+			if r, ok := peer.Peek(t.Context(), key); !ok || r.Value != "of "+key {
+				t.Errorf("Peek(%q) = %q, %v", key, r.Value, ok)
+			}
+		}
+		s.mu.Lock()
+		for _, key := range s.keys {
+			if len(key) > 513+len("thing:") || strings.ContainsAny(key, "\n\x7f") {
+				t.Errorf("%q went to the store", key)
+			}
+		}
+		s.mu.Unlock()
+		if err := peer.Invalidate(t.Context(), keys...); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		for _, key := range keys {
+			get(t, l, key)
+		}
+		if n := loads.Load(); n != 2*int64(len(keys)) {
+			t.Errorf("%d loads after Invalidate of all on another node, want twice %d", n, len(keys))
+		}
+	})
+}
+
+// One name with two types would be misses without end.
+func TestOneNameTwoTypes(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		shared := refill.NewMemory()
+		number := func(context.Context, string) (int, error) { return 1, nil }
+		l, err := refill.New("x", never(t), refill.Config{TTL: time.Minute, Shared: shared})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = refill.New("x", number, refill.Config{TTL: time.Minute, Shared: shared})
+		if !errors.Is(err, refill.ErrInvalid) || !strings.Contains(err.Error(), "name") || !strings.Contains(err.Error(), "raw string") {
+			t.Errorf("a second type under the name: %v", err)
+		}
+		for _, c := range []struct {
+			name   string
+			shared refill.Store
+		}{{"y", shared}, {"x", refill.NewMemory()}} { // another name, another store
+			n, err := refill.New(c.name, number, refill.Config{TTL: time.Minute, Shared: c.shared})
+			if err != nil {
+				t.Error(err)
+				continue
+			}
+			defer n.Close()
+		}
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+		n, err := refill.New("x", number, refill.Config{TTL: time.Minute, Shared: shared})
+		if err != nil {
+			t.Fatalf("the name is free again: %v", err)
+		}
+		defer n.Close()
+	})
+}
+
+// What is allowed and still doubtful is said once, by name.
+func TestAdvice(t *testing.T) {
+	for field, cfg := range map[string]refill.Config{
+		"":             {TTL: time.Minute, StaleFor: time.Hour, SoftTimeout: time.Second, EarlyRefresh: 0.9, LocalBytes: 1 << 20},
+		"SoftTimeout":  {TTL: time.Minute, SoftTimeout: time.Second},
+		"LocalTTL":     {TTL: time.Minute, LocalTTL: time.Hour},
+		"LoadTimeout":  {TTL: time.Minute, LoadTimeout: time.Hour},
+		"NotFoundTTL":  {TTL: time.Minute, NotFoundTTL: time.Hour},
+		"StaleIfError": {TTL: time.Minute, StaleFor: time.Hour, StaleIfError: time.Second},
+		"ErrorTTL":     {TTL: time.Minute, ErrorTTL: time.Hour},
+		"LocalBytes":   {TTL: time.Minute, LocalTTL: -1, LocalBytes: 1},
+		"EarlyRefresh": {TTL: time.Minute, EarlyRefresh: 0.1},
+	} {
+		var said []error
+		cfg.OnEvent = func(e refill.Event) {
+			if e.Kind == refill.EventConfigDoubt {
+				said = append(said, e.Err)
+			}
+		}
+		l, err := refill.New("x", never(t), cfg)
+		if err != nil {
+			t.Errorf("%s: %v", field, err)
+			continue
+		}
+		if field == "" && len(said) > 0 || field != "" && (len(said) != 1 || !strings.HasPrefix(said[0].Error(), "refill: "+field+": ")) {
+			t.Errorf("%q: said %q", field, said)
+		}
+		_ = l.Close()
+	}
 }

@@ -516,8 +516,9 @@ func TestFill(t *testing.T) {
 				t.Errorf("%s: %q twice, it must not be cached", key, a)
 			}
 		}
-		if b, _ := shared.Get(t.Context(), "thing:never"); b != nil {
-			t.Error("NoStore was stored")
+		b, _ := shared.Get(t.Context(), "thing:never")
+		if r, err := refill.DecodeRecord(b); err != nil || !r.NoStore || len(r.Payload) > 0 {
+			t.Errorf("NoStore left %+v, %v; want a mark", r, err)
 		}
 		refill.FillFrom(t.Context()).SetTTL(time.Hour) // outside of a load: nothing
 	})

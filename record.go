@@ -19,14 +19,14 @@ import (
 //	11  4  CRC-32C of all that follows
 //	15  1  n, length of the token (1 … 255)
 //	16  n  token: the fill that made it
-//	 …  1  flags: 1 = not found; every other bit is 0
+//	 …  1  flags: 1 = not found, 2 = not to be stored; every other bit is 0
 //	 …  8  loadBegan
 //	 …  8  freshUntil
 //	 …  8  staleFor
 //	 …  8  staleIfError
 //	 …  8  loadTook
 //	 … 2+m kind: codec and type of the value, a mismatch is a miss
-//	 … 2+x extra: room for later releases, skipped
+//	 … 2+x extra: fields of a letter, a length (2) and that many bytes: v = validator, t = a tag; others are skipped
 //	 …     payload, to the end
 //
 // A reader takes anything else for a miss: other magic, a flag that it does not know, a wrong sum. So a later release
@@ -34,12 +34,15 @@ import (
 type Record struct {
 	Token        string
 	NotFound     bool          // the payload is the text of the error
+	NoStore      bool          // a mark in the place of a value that must not be stored: whoever asks loads for itself
 	LoadBegan    time.Time     // when its load began
 	FreshUntil   time.Time     // it is served without a thought until then
 	StaleFor     time.Duration // then served while it is refreshed, for this long
 	StaleIfError time.Duration // and for this long in place of an error (both from the end of freshness)
 	LoadTook     time.Duration
 	Kind         string
+	Validator    string   // what the load function can ask the database with whether the value is still good
+	Tags         []string // the groups that the value belongs to
 	Payload      []byte
 	ExpiredAt    time.Time // zero, or when Expire ended its freshness
 }
@@ -51,6 +54,7 @@ const (
 	offToken      = 15
 	minRecord     = offToken + 1 + 1 + 1 + 5*8 + 2 + 2
 	flagNotFound  = 1
+	flagNoStore   = 2
 	maxTokenBytes = 255
 )
 
@@ -60,13 +64,17 @@ var (
 )
 
 // Append appends the record's bytes to b. It fails where a field does not fit the layout: an empty token or one above
-// 255 bytes, a kind above 65,535, a negative span, a time before 1970.
+// 255 bytes, a kind above 65,535, validator and tags above that together, a negative span, a time before 1970.
 func (r *Record) Append(b []byte) ([]byte, error) {
 	if r.Token == "" || len(r.Token) > maxTokenBytes {
 		return b, invalid("Token", "%d bytes, must be 1 to %d", len(r.Token), maxTokenBytes)
 	}
 	if len(r.Kind) > math.MaxUint16 {
 		return b, invalid("Kind", "%d bytes, at most %d", len(r.Kind), math.MaxUint16)
+	}
+	extra := r.extra()
+	if len(extra) > math.MaxUint16 {
+		return b, invalid("Record", "%d bytes of validator and tags, at most %d", len(extra), math.MaxUint16)
 	}
 	times := [...]int64{
 		micros(r.LoadBegan), micros(r.FreshUntil),
@@ -81,20 +89,57 @@ func (r *Record) Append(b []byte) ([]byte, error) {
 	b = append(b, 0, 0, 0, 0) // the sum
 	b = append(b, byte(len(r.Token)))
 	b = append(b, r.Token...)
-	var flags byte
-	if r.NotFound {
-		flags |= flagNotFound
-	}
-	b = append(b, flags)
+	b = append(b, r.flags())
 	for _, n := range times {
 		b = binary.BigEndian.AppendUint64(b, uint64(n))
 	}
 	b = binary.BigEndian.AppendUint16(b, uint16(len(r.Kind)))
 	b = append(b, r.Kind...)
-	b = append(b, 0, 0) // no extra
+	b = binary.BigEndian.AppendUint16(b, uint16(len(extra)))
+	b = append(b, extra...)
 	b = append(b, r.Payload...)
 	binary.BigEndian.PutUint32(b[start+offSum:], crc32.Checksum(b[start+offToken:], castagnoli))
 	return b, nil
+}
+
+func (r *Record) flags() (f byte) {
+	if r.NotFound {
+		f |= flagNotFound
+	}
+	if r.NoStore {
+		f |= flagNoStore
+	}
+	return f
+}
+
+func (r *Record) extra() (b []byte) {
+	add := func(letter byte, text string) {
+		b = append(b, letter)
+		b = binary.BigEndian.AppendUint16(b, uint16(len(text)))
+		b = append(b, text...)
+	}
+	if r.Validator != "" {
+		add('v', r.Validator)
+	}
+	for _, tag := range r.Tags {
+		add('t', tag)
+	}
+	return b
+}
+
+// readExtra reports false where the bytes are no fields.
+func (r *Record) readExtra(b []byte) bool {
+	c := cursor{b: b}
+	for len(c.b) > 0 {
+		letter, text := c.byte(), c.take(int(c.uint16()))
+		switch letter {
+		case 'v':
+			r.Validator = string(text)
+		case 't':
+			r.Tags = append(r.Tags, string(text))
+		}
+	}
+	return !c.bad
 }
 
 // DecodeRecord reads a record. Payload points into b. The error says only that b is none.
@@ -106,17 +151,17 @@ func DecodeRecord(b []byte) (Record, error) {
 	c := cursor{b: b[offToken:]}
 	r := Record{Token: string(c.take(int(c.byte())))}
 	flags := c.byte()
-	r.NotFound = flags&flagNotFound != 0
+	r.NotFound, r.NoStore = flags&flagNotFound != 0, flags&flagNoStore != 0
 	r.LoadBegan, r.FreshUntil = c.time(), c.time()
 	r.StaleFor, r.StaleIfError, r.LoadTook = c.span(), c.span(), c.span()
 	r.Kind = string(c.take(int(c.uint16())))
-	c.take(int(c.uint16()))
+	fine := r.readExtra(c.take(int(c.uint16())))
 	r.Payload = c.b
 	expired := int64(binary.BigEndian.Uint64(b[offExpired:]))
 	if expired != 0 {
 		r.ExpiredAt = time.UnixMicro(expired)
 	}
-	if c.bad || r.Token == "" || flags&^flagNotFound != 0 || expired < 0 {
+	if c.bad || !fine || r.Token == "" || flags&^(flagNotFound|flagNoStore) != 0 || expired < 0 {
 		return Record{}, errRecord
 	}
 	return r, nil

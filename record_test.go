@@ -52,6 +52,31 @@ func TestRecordGolden(t *testing.T) {
 	}
 }
 
+// What a later version of this package may add to extra is skipped; what this one has there comes back.
+func TestRecordExtra(t *testing.T) {
+	r := someRecord()
+	r.Validator, r.Tags, r.NoStore = `W/"7"`, []string{"shop 7", ""}, true
+	b, err := r.Append(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	back, err := DecodeRecord(b)
+	if err != nil || back.Validator != r.Validator || !reflect.DeepEqual(back.Tags, r.Tags) || !back.NoStore {
+		t.Errorf("%+v, %v", back, err)
+	}
+	var read Record
+	if !read.readExtra([]byte("z\x00\x03???v\x00\x01x")) || read.Validator != "x" {
+		t.Errorf("%+v: an unknown field is not skipped", read)
+	}
+	if read.readExtra([]byte("v\x00\x05x")) {
+		t.Error("a field that is cut off was read")
+	}
+	r.Tags = []string{strings.Repeat("t", 1<<16)}
+	if _, err := r.Append(nil); err == nil {
+		t.Error("too much of it was written")
+	}
+}
+
 func TestExpireRecordKeepsTheSum(t *testing.T) {
 	r := someRecord()
 	b, _ := r.Append(nil)
@@ -104,6 +129,9 @@ func FuzzDecodeRecord(f *testing.F) {
 	b, _ := r.Append(nil)
 	f.Add(b)
 	f.Add(b[:20])
+	r.Validator, r.Tags = "v", []string{"a", "b"}
+	b, _ = r.Append(nil)
+	f.Add(b)
 	f.Add([]byte("RF1"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		token := RecordToken(b)

@@ -80,6 +80,9 @@ func (l *Loader[V]) recall(c *call[V]) (look, done bool) {
 	c.seen = e.token
 	now := l.now()
 	f := e.inL1(now)
+	if e.pass {
+		return true, f <= Early && !c.forced && l.pass(c)
+	}
 	if l.offer(c, e, f, EventHit) { // a flight that ended a moment ago has put it there
 		return false, true
 	}
@@ -136,6 +139,10 @@ func (l *Loader[V]) take(c *call[V], record []byte, how EventKind) (done bool) {
 		return false
 	}
 	f := e.life.at(l.now())
+	if e.pass {
+		l.keep(e, len(record))
+		return f <= Early && !c.forced && l.pass(c)
+	}
 	if e.token == c.lostTo {
 		f, how = Fresh, EventWaited
 	}
@@ -277,7 +284,7 @@ func (l *Loader[V]) fill(c *call[V], token string, asked, began time.Time, free 
 		l.leaveFailure(c, token, l.loadError(c, err, false))
 		c.settle(answer[V]{entry: e, how: EventError, err: err})
 	case r.terms.noStore:
-		l.release(c, token)
+		l.publishMark(c, token, began, r.terms)
 		c.settle(answer[V]{entry: e, how: EventLed, err: e.err})
 	default:
 		l.publish(c, token, e, record)
@@ -361,6 +368,30 @@ func (l *Loader[V]) alone(c *call[V]) error {
 	if err != nil {
 		return err
 	}
+	return l.loadAlone(c, free, true)
+}
+
+// pass answers with a load of this process's own, since the value must not be stored: there is nothing to wait for.
+func (l *Loader[V]) pass(c *call[V]) (done bool) {
+	if c.behind && !l.flights.wanted(c) {
+		return true
+	}
+	if err := l.failure(c.key); err != nil {
+		l.fallBack(c, err)
+		return true
+	}
+	free, _, err := l.slot(c, nil, nil)
+	if err == nil {
+		err = l.loadAlone(c, free, false)
+	}
+	if err != nil {
+		l.fallBack(c, err)
+	}
+	return true
+}
+
+// loadAlone loads without a lease, for this process, and keeps the value in L1 if it may. It owns free.
+func (l *Loader[V]) loadAlone(c *call[V], free func(), keep bool) error {
 	began := l.store.Now()
 	r := l.run(c, free)
 	if r.failed() {
@@ -378,7 +409,7 @@ func (l *Loader[V]) alone(c *call[V]) error {
 		how = EventError
 	} else {
 		err = e.err
-		if !r.terms.noStore {
+		if keep && !r.terms.noStore {
 			l.keep(e, len(record))
 		}
 	}
@@ -389,7 +420,7 @@ func (l *Loader[V]) alone(c *call[V]) error {
 // serveUnheard serves an entry of L1 that would be asked about if there were anybody to ask. It reports whether c is done.
 func (l *Loader[V]) serveUnheard(c *call[V]) bool {
 	e := l.local.get(c.key)
-	if e == nil || c.forced || !l.local.unvoided(e) {
+	if e == nil || e.pass || c.forced || !l.local.unvoided(e) {
 		return false
 	}
 	return l.offer(c, e, e.life.at(l.now()), EventHit)
@@ -441,6 +472,12 @@ func (r *loaded[V]) failed() bool { return r.err != nil && !errors.Is(r.err, Err
 // harms more than this flight. It owns free: the slot is free when the function has returned.
 func (l *Loader[V]) run(c *call[V], free func()) loaded[V] {
 	fill := &Fill{loader: l, key: c.key, outer: outerFill(c.ctx)}
+	if old := c.old; old != nil && old.err == nil {
+		fill.previous = old.value
+		if old.more != nil {
+			fill.validator = old.more.validator
+		}
+	}
 	ctx, cancel := context.WithTimeoutCause(context.WithValue(c.ctx, fillKey{}, fill), l.cfg.LoadTimeout, errLoadTimeout)
 	defer cancel()
 	done := make(chan loaded[V], 1)
@@ -518,7 +555,7 @@ func (l *Loader[V]) storeCtx(ctx context.Context) (context.Context, context.Canc
 // encode makes the record of what was loaded, and the entry that a reader of that record gets: so all nodes see the same,
 // also where the codec leaves something out. On an error the entry has the value as it was loaded.
 func (l *Loader[V]) encode(c *call[V], token string, began time.Time, r loaded[V]) (*entry[V], []byte, error) {
-	rec := Record{Token: token, LoadBegan: began, LoadTook: r.took, Kind: l.kind}
+	rec := Record{Token: token, LoadBegan: began, LoadTook: r.took, Kind: l.kind, Validator: r.terms.validator}
 	l.plan(&rec, r)
 	asLoaded := l.entry(c.key, &rec, c.at)
 	asLoaded.value = r.value
@@ -547,6 +584,22 @@ func (l *Loader[V]) encode(c *call[V], token string, began time.Time, r loaded[V
 		return asLoaded, nil, invalid("value", "of %q: decoding it again as %s: %v", c.key, l.codec.Name(), err)
 	}
 	return e, record, nil
+}
+
+// publishMark stores what stands in the place of a value that must not be stored.
+func (l *Loader[V]) publishMark(c *call[V], token string, began time.Time, t terms) {
+	life := noStoreFor
+	if t.ownTTL {
+		life = t.ttl
+	}
+	// From now on: it says nothing about what was loaded, and the slower the load, the more it is needed.
+	rec := Record{Token: token, NoStore: true, Kind: l.kind, LoadBegan: began, FreshUntil: l.store.Now().Add(life)}
+	record, err := rec.Append(nil)
+	if err != nil || life == 0 {
+		l.release(c, token)
+		return
+	}
+	l.publish(c, token, l.entry(c.key, &rec, c.at), record)
 }
 
 // plan sets the times of a record.
@@ -583,7 +636,10 @@ func (l *Loader[V]) decode(key string, record []byte, at epoch) *entry[V] {
 
 // entry makes the entry of a record, without its value.
 func (l *Loader[V]) entry(key string, r *Record, at epoch) *entry[V] {
-	e := &entry[V]{key: key, hash: l.local.hash(key), token: r.Token, life: lifeOf(r), at: at}
+	e := &entry[V]{key: key, hash: l.local.hash(key), token: r.Token, life: lifeOf(r), at: at, pass: r.NoStore}
+	if r.Validator != "" || len(r.Tags) > 0 {
+		e.more = &more{r.Validator, r.Tags}
+	}
 	e.life.early = refreshFrom(e.life, r.LoadTook, l.cfg.EarlyRefresh, l.cfg.XFetch, l.local.drawn(r.Token))
 	return e
 }
@@ -597,7 +653,10 @@ func (l *Loader[V]) read(key string, record []byte, at epoch) (*entry[V], error)
 		return nil, fmt.Errorf("refill: record holds %q, not %q", r.Kind, l.kind)
 	}
 	e := l.entry(key, &r, at)
-	if r.NotFound {
+	switch {
+	case r.NoStore:
+		return e, nil
+	case r.NotFound:
 		e.err = &absence{string(r.Payload)}
 		return e, nil
 	}

@@ -25,7 +25,8 @@ type spy struct {
 	hear     func(refill.Note)
 	held     []refill.Note // announcements on their way, while hold is set
 	hold     bool
-	afterGet func() // runs when a Get has its reply and has not returned yet
+	keys     []string // of all Gets and claims
+	afterGet func()   // runs when a Get has its reply and has not returned yet
 }
 
 // holdNotes keeps announcements on their way until it is called with false.
@@ -87,6 +88,7 @@ func (s *spy) Get(ctx context.Context, key string) ([]byte, error) {
 	}
 	record, err := s.Store.Get(ctx, key)
 	s.mu.Lock()
+	s.keys = append(s.keys, key)
 	after := s.afterGet
 	s.mu.Unlock()
 	if after != nil {
@@ -106,6 +108,9 @@ func (s *spy) Claim(ctx context.Context, key, token, seen string, ttl time.Durat
 	if err := s.call(ctx); err != nil {
 		return refill.Claim{}, err
 	}
+	s.mu.Lock()
+	s.keys = append(s.keys, key)
+	s.mu.Unlock()
 	return s.Store.Claim(ctx, key, token, seen, ttl)
 }
 

@@ -3,6 +3,7 @@ package refill
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -90,16 +91,14 @@ const voidBatch = 256
 // voidAll is Invalidate, or Expire when soft. The store comes first: a read that begins between our own drop and the
 // store's would bring the old value back.
 func (l *Loader[V]) voidAll(ctx context.Context, keys []string, soft bool) error {
-	for _, key := range keys {
-		if err := l.checkKey(key); err != nil {
+	var err error
+	keys, full := slices.Clone(keys), make([]string, len(keys))
+	for i, key := range keys {
+		if keys[i], _, err = l.spell(key, nil); err != nil {
 			return err
 		}
+		full[i] = l.full(keys[i])
 	}
-	full := make([]string, len(keys))
-	for i, key := range keys {
-		full[i] = l.full(key)
-	}
-	var err error
 	for len(full) > 0 && err == nil {
 		batch := full[:min(len(full), voidBatch)]
 		if err = l.void(ctx, batch, soft); err == nil {

@@ -106,6 +106,7 @@ func (v *visit) load(ctx context.Context, key string) (*response, error) {
 		return nil, d.why
 	case apart:
 		fill.NoStore()
+		fill.SetTTL(0) // marks remembers it, for this class of requests only
 		return &response{apart: true}, nil
 	default:
 		fill.SetTTL(d.lifetime - d.age)

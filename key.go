@@ -1,0 +1,48 @@
+package refill
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+)
+
+// maxKey is the longest key, in bytes, that is used as it is.
+const maxKey = 512
+
+// A key is spelled in the store, in L1 and in announcements as it is given, or as "#" and its SHA-256: where it is longer
+// than maxKey, where it holds control characters, which garble logs and consoles, and where it begins with '#', so that
+// nobody can ask for a key that is spelled like another one's.
+func spelled(key string) string {
+	if asGiven(key) && !hasControl(key) {
+		return key
+	}
+	sum := sha256.Sum256([]byte(key))
+	return "#" + hex.EncodeToString(sum[:])
+}
+
+// asGiven reports whether a key may be looked up in L1 as it is given. One with control characters is not there.
+func asGiven(key string) bool { return key != "" && len(key) <= maxKey && key[0] != '#' }
+
+func hasControl(key string) bool {
+	for i := range len(key) {
+		if c := key[i]; c < ' ' || c == 0x7f {
+			return true
+		}
+	}
+	return false
+}
+
+// spell returns how a key is spelled, and the load function for that spelling: it is called with the key as given.
+func (l *Loader[V]) spell(key string, load loadFunc[V]) (string, loadFunc[V], error) {
+	switch {
+	case l.flights.closing.Load():
+		return "", nil, ErrClosed
+	case key == "":
+		return "", nil, invalid("key", "empty")
+	}
+	s := spelled(key)
+	if s == key || load == nil {
+		return s, load, nil
+	}
+	return s, func(ctx context.Context, _ string) (V, error) { return load(ctx, key) }, nil
+}
