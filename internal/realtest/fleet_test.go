@@ -51,6 +51,7 @@ type fleetCount struct {
 	Outcomes map[string]int64
 	Late     map[string]int64 // outcomes of all Gets but each caller's first
 	Longest  time.Duration
+	Missed   int64 // time-outs of Redis, and leases that were not renewed in time
 }
 
 func fleetNode(ctx context.Context, raw json.RawMessage, out *json.Encoder) error {
@@ -63,7 +64,7 @@ func fleetNode(ctx context.Context, raw json.RawMessage, out *json.Encoder) erro
 	n := &fleetProcess{args: args, out: out}
 	l, err := refill.New("fleet", n.load, refill.Config{
 		TTL: args.TTL, StaleFor: args.StaleFor, LockTTL: args.LockTTL, ErrorTTL: args.ErrorTTL, Jitter: -1,
-		Shared: goredis.New(rdb),
+		Shared: goredis.New(rdb), OnEvent: n.hear,
 	})
 	if err != nil {
 		return err
@@ -73,6 +74,7 @@ func fleetNode(ctx context.Context, raw json.RawMessage, out *json.Encoder) erro
 		return err
 	}
 	count := n.run(ctx, l)
+	count.Missed = n.missed.Load()
 	if err := l.Close(); err != nil {
 		return err
 	}
@@ -81,9 +83,16 @@ func fleetNode(ctx context.Context, raw json.RawMessage, out *json.Encoder) erro
 }
 
 type fleetProcess struct {
-	args fleetArgs
-	mu   sync.Mutex // guards out
-	out  *json.Encoder
+	args   fleetArgs
+	missed atomic.Int64
+	mu     sync.Mutex // guards out
+	out    *json.Encoder
+}
+
+func (n *fleetProcess) hear(e refill.Event) {
+	if e.Kind == refill.EventStoreError || e.Kind == refill.EventLeaseLost {
+		n.missed.Add(1)
+	}
 }
 
 func (n *fleetProcess) say(s fleetSaid) {
@@ -143,8 +152,23 @@ func (n *fleetProcess) run(ctx context.Context, l *refill.Loader[string]) fleetC
 	return count
 }
 
-// runFleet starts n processes, lets them begin together, and collects what they say.
-func runFleet(t *testing.T, server *Redis, n int, args fleetArgs) (loads []loadSpan, total fleetCount) {
+// runFleet lets n processes do what args say on a healthy Redis. What they promise, they promise while Redis answers within
+// StoreTimeout: a run in which a busy machine let it miss one is not judged, and there is another.
+func runFleet(t *testing.T, n int, args fleetArgs) (server *Redis, loads []loadSpan, total fleetCount) {
+	t.Helper()
+	for range 4 {
+		server = StartRedis(t)
+		if loads, total = tryFleet(t, server, n, args); total.Missed == 0 {
+			return server, loads, total
+		}
+		t.Logf("%d calls of Redis took too long: once more", total.Missed)
+	}
+	t.Fatal("this machine is too busy to say anything")
+	return nil, nil, total
+}
+
+// tryFleet starts n processes, lets them begin together, and collects what they say.
+func tryFleet(t *testing.T, server *Redis, n int, args fleetArgs) (loads []loadSpan, total fleetCount) {
 	t.Helper()
 	args.Addr = server.Addr()
 	nodes := make([]*Proc, n)
@@ -190,6 +214,7 @@ func (c *fleetCount) add(o fleetCount) {
 	c.Failed += o.Failed
 	c.Errors = append(c.Errors, o.Errors...)
 	c.Longest = max(c.Longest, o.Longest)
+	c.Missed += o.Missed
 	for k, v := range o.Outcomes {
 		c.Outcomes[k] += v
 	}
@@ -227,18 +252,13 @@ func leftBehind(t *testing.T, server *Redis) {
 	}
 }
 
-// quietLockTTL is for tests in which the lock's life is not the subject: their promise holds while Redis answers within
-// StoreTimeout, a quarter of it, and on a busy machine it is the processes that are late.
-const quietLockTTL = 4 * time.Second
-
 func TestOneLoadPerExpiry(t *testing.T) {
 	for _, staleFor := range []time.Duration{0, time.Minute} {
 		t.Run(fmt.Sprint("StaleFor ", staleFor), func(t *testing.T) {
-			server := StartRedis(t)
 			const ttl, load = time.Second, 100 * time.Millisecond
-			loads, total := runFleet(t, server, 8, fleetArgs{
+			server, loads, total := runFleet(t, 8, fleetArgs{
 				Callers: 200, For: 10 * time.Second, Pause: 20 * time.Millisecond, TTL: ttl, StaleFor: staleFor,
-				LockTTL: quietLockTTL, Load: load,
+				Load: load,
 			})
 			t.Logf("result: StaleFor %v: %d loads in 10 s, %d Gets, %d failed", staleFor, len(loads), total.Gets, total.Failed)
 			t.Logf("longest Get %v, outcomes %v", total.Longest, total.Outcomes)
@@ -270,8 +290,7 @@ func TestOneLoadPerExpiry(t *testing.T) {
 
 // A load of 3 s at a TTL and LockTTL of 1 s.
 func TestLoadOutlastsTTLAndLock(t *testing.T) {
-	server := StartRedis(t)
-	loads, total := runFleet(t, server, 8, fleetArgs{
+	server, loads, total := runFleet(t, 8, fleetArgs{
 		Callers: 25, TTL: time.Second, LockTTL: time.Second, Load: 3 * time.Second,
 	})
 	t.Logf("result: %d load, %d of %d callers got it", len(loads), total.Gets-total.Failed, total.Gets)
@@ -283,10 +302,9 @@ func TestLoadOutlastsTTLAndLock(t *testing.T) {
 
 // 50 callers, a failing load: one load, one error to all; the next attempt is not before ErrorTTL, on any node.
 func TestFailingLoad(t *testing.T) {
-	server := StartRedis(t)
-	loads, total := runFleet(t, server, 5, fleetArgs{
+	server, loads, total := runFleet(t, 5, fleetArgs{
 		Callers: 10, For: 5 * time.Second, Pause: 20 * time.Millisecond, TTL: time.Second, ErrorTTL: 2 * time.Second,
-		LockTTL: quietLockTTL, Load: 50 * time.Millisecond, Fails: true,
+		Load: 50 * time.Millisecond, Fails: true,
 	})
 	noOverlap(t, loads)
 	for i := 1; i < len(loads); i++ {
