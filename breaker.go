@@ -120,6 +120,28 @@ func (b *breaker) Get(ctx context.Context, key string) ([]byte, error) {
 	return through(b, key, func() ([]byte, error) { return b.Store.Get(ctx, key) })
 }
 
+func (b *breaker) GetMany(ctx context.Context, keys ...string) ([][]byte, error) {
+	return through(b, first(keys), func() ([][]byte, error) { return b.Store.GetMany(ctx, keys...) })
+}
+
+func (b *breaker) Tags(ctx context.Context, tags ...string) ([]TagState, error) {
+	return through(b, first(tags), func() ([]TagState, error) { return b.Store.Tags(ctx, tags...) })
+}
+
+func (b *breaker) HoldTags(ctx context.Context, reach, keep time.Duration, tags ...string) error {
+	_, err := through(b, first(tags), func() (any, error) { return nil, b.Store.HoldTags(ctx, reach, keep, tags...) })
+	return err
+}
+
+// first is the key to probe where a call has many. A tag is probed as the key of the same text, which is as good: stores
+// place the two alike.
+func first(keys []string) string {
+	if len(keys) == 0 {
+		return ""
+	}
+	return keys[0]
+}
+
 func (b *breaker) TryLease(ctx context.Context, key, token string, ttl time.Duration, how Ask) (Lease, error) {
 	return through(b, key, func() (Lease, error) { return b.Store.TryLease(ctx, key, token, ttl, how) })
 }

@@ -15,10 +15,12 @@ type Memory struct {
 
 	mu        sync.Mutex
 	cells     map[string]*cell
+	marks     map[string]mark
+	marked    time.Time // the moment of the last mark
 	locks     map[string]*memoryLock
 	listeners map[*memoryListener]struct{}
 	fence     uint64 // of the last lock taken, of whatever key: so it rises for each
-	limit     int    // of cells; beyond it values go
+	limit     int    // of cells, and of marks; beyond it some go
 }
 
 // cell is all that stands under one key.
@@ -32,11 +34,18 @@ type timed struct {
 	until time.Time
 }
 
-// NewMemory returns an empty Memory. It holds at most about 100,000 values.
+// mark is what is known of a tag until then. The zero value is nothing.
+type mark struct {
+	TagState
+	until time.Time
+}
+
+// NewMemory returns an empty Memory. It holds at most about 100,000 values, and as many tags.
 func NewMemory() *Memory {
 	return &Memory{
 		base:      time.Now(),
 		cells:     make(map[string]*cell),
+		marks:     make(map[string]mark),
 		locks:     make(map[string]*memoryLock),
 		listeners: make(map[*memoryListener]struct{}),
 		limit:     100_000,
@@ -109,6 +118,17 @@ func (m *Memory) Get(ctx context.Context, key string) (record []byte, err error)
 	return record, err
 }
 
+// GetMany implements Store.
+func (m *Memory) GetMany(ctx context.Context, keys ...string) (records [][]byte, err error) {
+	records = make([][]byte, len(keys))
+	for i, key := range keys {
+		if records[i], err = m.Get(ctx, key); err != nil {
+			return nil, err
+		}
+	}
+	return records, nil
+}
+
 // TryLease implements Store.
 func (m *Memory) TryLease(ctx context.Context, key, token string, ttl time.Duration, how Ask) (l Lease, err error) {
 	err = m.act(ctx, key, func(c *cell, now time.Time) {
@@ -133,7 +153,7 @@ func (m *Memory) TryLease(ctx context.Context, key, token string, ttl time.Durat
 // Claim implements Store.
 func (m *Memory) Claim(ctx context.Context, key, token, seen string, ttl time.Duration) (r Claim, err error) {
 	err = m.act(ctx, key, func(c *cell, now time.Time) {
-		r.Now = now
+		r.Now = m.afterMarks(now)
 		switch {
 		case c.lease.data != token:
 			r.State = ClaimLost
@@ -240,6 +260,98 @@ func (m *Memory) each(ctx context.Context, keys []string, step func(string, *cel
 		}
 	}
 	return nil
+}
+
+// Tags implements Store.
+func (m *Memory) Tags(ctx context.Context, tags ...string) (states []TagState, err error) {
+	err = m.actOnMarks(ctx, tags, func(_ string, k *mark, _ time.Time) {
+		states = append(states, k.TagState)
+	})
+	return states, err
+}
+
+// HoldTags implements Store.
+func (m *Memory) HoldTags(ctx context.Context, reach, keep time.Duration, tags ...string) error {
+	return m.actOnMarks(ctx, tags, func(_ string, k *mark, now time.Time) {
+		if !k.Known {
+			k.TagState = TagState{Known: true, Invalidated: now.Add(-reach)}
+		}
+		k.hold(now.Add(keep))
+	})
+}
+
+// InvalidateTags implements Store.
+func (m *Memory) InvalidateTags(ctx context.Context, by string, keep time.Duration, tags ...string) error {
+	return m.actOnMarks(ctx, tags, func(tag string, k *mark, now time.Time) {
+		m.marked = m.afterMarks(now)
+		k.Known, k.Invalidated = true, m.marked
+		k.hold(now.Add(keep))
+		m.announce(Note{Kind: NoteTagInvalidated, Key: tag, Token: by, At: m.marked})
+	})
+}
+
+// ExpireTags implements Store.
+func (m *Memory) ExpireTags(ctx context.Context, by string, keep time.Duration, tags ...string) error {
+	return m.actOnMarks(ctx, tags, func(tag string, k *mark, now time.Time) {
+		m.marked = m.afterMarks(now)
+		if !k.Known {
+			k.Known, k.Invalidated = true, m.marked
+		}
+		k.Expired = m.marked
+		k.hold(now.Add(keep))
+		m.announce(Note{Kind: NoteTagExpired, Key: tag, Token: by, At: m.marked})
+	})
+}
+
+// afterMarks is now, or a little later where the clock stands still: in a bubble of testing/synctest a load that begins
+// after a mark would have begun at the mark's own moment, and be void.
+func (m *Memory) afterMarks(now time.Time) time.Time {
+	if after := m.marked.Add(time.Microsecond); now.Before(after) {
+		return after
+	}
+	return now
+}
+
+// hold lets a mark live until then at least.
+func (k *mark) hold(until time.Time) {
+	if k.until.Before(until) {
+		k.until = until
+	}
+}
+
+// actOnMarks runs a step on the mark of each tag, under the lock, and drops what is over.
+func (m *Memory) actOnMarks(ctx context.Context, tags []string, step func(tag string, k *mark, now time.Time)) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := m.Now()
+	for _, tag := range tags {
+		k := m.marks[tag]
+		if !now.Before(k.until) {
+			delete(m.marks, tag)
+			k = mark{}
+		}
+		step(tag, &k, now)
+		if k.Known {
+			m.marks[tag] = k
+			m.dropMarks(tag)
+		}
+	}
+	return nil
+}
+
+// dropMarks drops marks over the limit, in no order, but for one: what carries their tags is void then.
+func (m *Memory) dropMarks(but string) {
+	for tag := range m.marks {
+		if len(m.marks) <= m.limit {
+			return
+		}
+		if tag != but {
+			delete(m.marks, tag)
+		}
+	}
 }
 
 // memoryListener hands notes to one listener, in order, on a goroutine of its own: a listener may call the Memory.

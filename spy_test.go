@@ -156,6 +156,41 @@ func (s *spy) Expire(ctx context.Context, by string, keys ...string) error {
 	return s.Store.Expire(ctx, by, keys...)
 }
 
+func (s *spy) GetMany(ctx context.Context, keys ...string) ([][]byte, error) {
+	if err := s.call(ctx); err != nil {
+		return nil, err
+	}
+	return s.Store.GetMany(ctx, keys...)
+}
+
+func (s *spy) Tags(ctx context.Context, tags ...string) ([]refill.TagState, error) {
+	if err := s.call(ctx); err != nil {
+		return nil, err
+	}
+	return s.Store.Tags(ctx, tags...)
+}
+
+func (s *spy) HoldTags(ctx context.Context, reach, keep time.Duration, tags ...string) error {
+	if err := s.call(ctx); err != nil {
+		return err
+	}
+	return s.Store.HoldTags(ctx, reach, keep, tags...)
+}
+
+func (s *spy) InvalidateTags(ctx context.Context, by string, keep time.Duration, tags ...string) error {
+	if err := s.call(ctx); err != nil {
+		return err
+	}
+	return s.Store.InvalidateTags(ctx, by, keep, tags...)
+}
+
+func (s *spy) ExpireTags(ctx context.Context, by string, keep time.Duration, tags ...string) error {
+	if err := s.call(ctx); err != nil {
+		return err
+	}
+	return s.Store.ExpireTags(ctx, by, keep, tags...)
+}
+
 func (s *spy) Listen(name string, hear func(refill.Note)) func() {
 	s.mu.Lock()
 	s.hear = hear

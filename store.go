@@ -20,6 +20,12 @@ import (
 //   - the claim: whose load may be stored. Correctness comes from the claim. It is taken after the lease and
 //     before the load begins, and whatever voids a load (Invalidate, Expire, another's claim) takes it away.
 //
+// Values may carry tags, so that a group of them can be voided without knowing its keys. A tag is "name:tag", and what the
+// store knows of it, its mark, is two moments by the store's clock: see [TagState]. A tag is not a key: the same text may be
+// both, and neither touches the other. The store does not know which values carry a tag: the Loader compares the mark
+// with the moment at which a value's load began. So losing a mark must void, never revive: a tag that is not known voids all
+// that carries it.
+//
 // Whoever frees a lease announces it in the same act, so that nobody who waits has to poll. Announcements are
 // hints: a lost one costs time, never truth.
 //
@@ -29,6 +35,10 @@ type Store interface {
 	// Get returns the record under key, nil when there is none. Foreign bytes are returned as they are: the
 	// Loader judges them.
 	Get(ctx context.Context, key string) (record []byte, err error)
+
+	// GetMany is Get for many keys in one exchange: records[i] is that of keys[i], nil where there is none. A key may be
+	// there twice. If any of them cannot be read, the whole call is an error.
+	GetMany(ctx context.Context, keys ...string) (records [][]byte, err error)
 
 	// TryLease takes the lease for ttl if it is free, or says who has it. An own token found under the key
 	// counts as won: the reply to an earlier try was lost. A lease without an end, or of a foreign type, counts
@@ -64,6 +74,27 @@ type Store interface {
 	// Expire marks the value of every key as expired now (see [ExpireRecord]), deletes lease, claim and back-off
 	// and announces expired.
 	Expire(ctx context.Context, by string, keys ...string) error
+
+	// Tags says of each tag what the store knows of it: states[i] is that of tags[i]. A mark of foreign bytes or of a
+	// foreign type counts as not known.
+	Tags(ctx context.Context, tags ...string) (states []TagState, err error)
+
+	// HoldTags sees to it that each tag is known, and stays known for keep at least. It never changes or shortens what
+	// there is. A tag that is not known (never used, run out, evicted) becomes known as invalidated `reach` before now. It
+	// is called before a tagged record is published, with a reach that no load which can still be published began before:
+	// then whatever was stored before the mark was lost is void, since nobody can say any more whether it was invalidated,
+	// and what is being loaded is not. A mark without an end, or a foreign one, is replaced.
+	HoldTags(ctx context.Context, reach, keep time.Duration, tags ...string) error
+
+	// InvalidateTags marks each tag as invalidated now, for keep at least, and announces tag-invalidated. Expired stays as
+	// it is, and so does a longer life of the mark. A moment never goes back when the clock steps back by less than a
+	// second; one that lies further ahead is from before the clock was set back, and is replaced. by is the token that the
+	// announcement carries. One tag that fails does not keep the others from being marked.
+	InvalidateTags(ctx context.Context, by string, keep time.Duration, tags ...string) error
+
+	// ExpireTags marks each tag as expired now, by the same rules, and announces tag-expired. Invalidated stays as it is;
+	// a tag that was not known becomes known as invalidated now, too.
+	ExpireTags(ctx context.Context, by string, keep time.Duration, tags ...string) error
 
 	// Listen calls hear for every announcement about keys of this name, one after the other, and for the state of
 	// the subscription itself: NoteUp once nothing can be missed any more, NoteDown as soon as something may have
@@ -132,15 +163,23 @@ const (
 	PublishNoRoom            // the claim was good, the store would not take the record (it is full)
 )
 
+// TagState is what a store knows of a tag.
+type TagState struct {
+	Known       bool      // false: whatever carries the tag is void
+	Invalidated time.Time // values whose load began at or before this moment are void; zero = never
+	Expired     time.Time // values whose load began at or before this moment count as expired then; zero = never
+}
+
 // Note is an announcement, or the state of the subscription.
 type Note struct {
 	Kind     NoteKind
-	Key      string
-	Token    string // of the fill, or of who invalidated
-	Replaced string // NoteFilled: token of the record that was replaced
-	Record   []byte // NoteFilled: the record itself, where it is small
-	Failure  string // NoteFailed
-	Err      error  // NoteDown, NoteWarning
+	Key      string    // "name:tag" with NoteTagInvalidated and NoteTagExpired
+	Token    string    // of the fill, or of who invalidated
+	Replaced string    // NoteFilled: token of the record that was replaced
+	Record   []byte    // NoteFilled: the record itself, where it is small
+	Failure  string    // NoteFailed
+	At       time.Time // NoteTagInvalidated, NoteTagExpired: the moment, by the store's clock
+	Err      error     // NoteDown, NoteWarning
 }
 
 // NoteKind is the kind of a [Note].
@@ -148,14 +187,16 @@ type NoteKind uint8
 
 // The kinds of notes.
 const (
-	NoteUp          NoteKind = iota + 1 // the subscription stands
-	NoteDown                            // it broke: announcements may be missed
-	NoteWarning                         // something about the store is doubtful
-	NoteFilled                          // a fill was stored
-	NoteFailed                          // a fill failed
-	NoteInvalidated                     // value, lease and claim are gone
-	NoteExpired                         // the value is marked stale, lease and claim are gone
-	NoteReleased                        // a lease was freed without a result
+	NoteUp             NoteKind = iota + 1 // the subscription stands
+	NoteDown                               // it broke: announcements may be missed
+	NoteWarning                            // something about the store is doubtful
+	NoteFilled                             // a fill was stored
+	NoteFailed                             // a fill failed
+	NoteInvalidated                        // value, lease and claim are gone
+	NoteExpired                            // the value is marked stale, lease and claim are gone
+	NoteReleased                           // a lease was freed without a result
+	NoteTagInvalidated                     // what carries the tag, and was loaded before, is void
+	NoteTagExpired                         // what carries the tag, and was loaded before, is stale
 )
 
 // MaxNoteRecord is the largest record, in bytes, that travels with its announcement. A larger one is fetched by

@@ -24,6 +24,7 @@ type place struct {
 	mu    sync.Mutex
 	cells map[string]*brokenCell
 	locks map[string]*brokenLock
+	tags  map[string]*brokenTag
 	ears  []*brokenEar
 	full  bool
 
@@ -50,7 +51,10 @@ type slot struct {
 var errGarbled = errors.New("WRONGTYPE")
 
 func newPlace(flaw string) *place {
-	return &place{flaw: flaw, base: time.Now(), cells: map[string]*brokenCell{}, locks: map[string]*brokenLock{}}
+	return &place{
+		flaw: flaw, base: time.Now(),
+		cells: map[string]*brokenCell{}, locks: map[string]*brokenLock{}, tags: map[string]*brokenTag{},
+	}
 }
 
 func (p *place) storeWorld(testing.TB) StoreWorld {
@@ -60,8 +64,20 @@ func (p *place) storeWorld(testing.TB) StoreWorld {
 	}
 	return StoreWorld{
 		A: &node{p, "a"}, B: &node{p, "b"},
-		Plant:   func(key string, of Part, data string) { *part(key, of) = slot{data: data, endless: true} },
-		Garble:  func(key string, of Part) { *part(key, of) = slot{data: "\x00garbled", endless: true, garbled: true} },
+		Plant: func(key string, of Part, data string) {
+			if of == PartMark {
+				p.plantTag(key)
+				return
+			}
+			*part(key, of) = slot{data: data, endless: true}
+		},
+		Garble: func(key string, of Part) {
+			if of == PartMark {
+				p.plantTag(key)
+				return
+			}
+			*part(key, of) = slot{data: "\x00garbled", endless: true, garbled: true}
+		},
 		Full:    func(full bool) { p.full = full },
 		Silence: p.silent.Store,
 		Break:   p.breakAll,
@@ -474,6 +490,9 @@ func (n *node) Invalidate(ctx context.Context, by string, keys ...string) error 
 	return n.void(ctx, "invalidate", keys, func(c *brokenCell, key string, _ time.Time) {
 		if !n.is("invalidate-keeps-value") {
 			*c.value = slot{}
+		}
+		if n.is("invalidate-drops-tag") {
+			delete(n.tags, key)
 		}
 		if !n.is("invalidate-silent") {
 			n.announce(refill.Note{Kind: refill.NoteInvalidated, Key: key, Token: by})

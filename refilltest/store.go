@@ -20,7 +20,7 @@ type StoreHarness struct {
 	// left behind are failures. Right for a Store without a network, or over a fake one.
 	Bubble bool
 
-	// Short is the lease that the cases about its end wait for, some fifteen of them. A handful of calls has to fit into it.
+	// Short is the lease that the cases about its end wait for, some twenty of them. A handful of calls has to fit into it.
 	// Default 400 ms.
 	Short time.Duration
 }
@@ -35,7 +35,8 @@ type StoreWorld struct {
 	// wants its FastForward.
 	Pass func(d time.Duration)
 
-	// Plant, where the place allows it, makes data the lease or claim of key, one that never ends.
+	// Plant, where the place allows it, makes data the lease, claim or mark of key, one that never ends. As a mark, data is
+	// foreign bytes.
 	Plant func(key string, part Part, data string)
 
 	// Garble, where the place allows it, puts something of a foreign type there (in Redis: a list), so that it cannot even
@@ -55,14 +56,15 @@ type StoreWorld struct {
 	Full func(full bool)
 }
 
-// Part is one of the three things that stand under a key.
+// Part is one of the three things that stand under a key, or the mark of a tag.
 type Part uint8
 
-// The parts of a key.
+// The parts of a key. With PartMark the key is a tag.
 const (
 	PartValue Part = iota
 	PartLease
 	PartClaim
+	PartMark
 )
 
 // TestStore runs the suite: one subtest per rule of [refill.Store].
@@ -82,7 +84,7 @@ type storeCase struct {
 
 func storeCases() []storeCase {
 	return slices.Concat(valueCases, leaseCases, claimCases, renewCases, publishCases, failCases, releaseCases,
-		voidCases, noteCases, raceCases, hookCases)
+		voidCases, tagCases, noteCases, raceCases, hookCases)
 }
 
 func (c storeCase) test(t testing.TB, h StoreHarness) {

@@ -36,6 +36,18 @@ treats records as text loses those of other codecs; one that shares memory corru
 		getLarge,
 	},
 	{
+		"getmany-order",
+		`GetMany gives the records in the order of the keys, nil where there is none, and the same one twice for a key that is
+there twice. One that is left out shifts all that follow: each key is served another's value.`,
+		getManyOrder,
+	},
+	{
+		"getmany-foreign",
+		`GetMany returns foreign bytes as they are, as Get does, and takes a value of a foreign type for none. Where it is an
+error, one key that somebody spoilt makes a miss of all that are asked for with it.`,
+		getManyForeign,
+	},
+	{
 		"keep-ends",
 		`The record is gone after Keep, so that nothing is left behind (G8), and not before: those who waited for a load longer
 than TTL still have to find it (V9). Expire does not change that; a mark that drops the end keeps the record for ever.`,
@@ -101,6 +113,54 @@ func getLarge(s *stores) {
 	s.ok(err, "DecodeRecord of a large record that was expired")
 	if !bytes.Equal(r.Payload, payload) || r.ExpiredAt.IsZero() {
 		s.Fatalf("a large record that was expired has ExpiredAt %v and payload %s", r.ExpiredAt, shown(r.Payload))
+	}
+}
+
+func getManyOrder(s *stores) {
+	s.getMany(nil)
+	v := map[string][]byte{}
+	for _, k := range []string{"product:3", "product:1", "product:{1}", "product:2"} {
+		v[k] = s.record("a#1", k)
+		s.fill(s.A, k, "a#1", v[k])
+	}
+	s.begin(s.A, "product:0", "a#2", long)
+	s.getMany(v, "product:2")
+	s.getMany(v, "product:0")
+	s.getMany(v, "product:2", "product:0", "product:{1}", "product:1", "product:absent", "product:3", "product:1", "product:0")
+	s.invalidate(s.A, "a#3", "product:1")
+	delete(v, "product:1")
+	s.getMany(v, "product:3", "product:1", "product:2")
+}
+
+func getManyForeign(s *stores) {
+	v, keys := map[string][]byte{}, []string{}
+	for i, sample := range s.notRecords() {
+		k := fmt.Sprintf("product:%d", i)
+		s.begin(s.A, k, "a#1", long)
+		s.finish(s.A, k, "a#1", []byte(sample), refill.PublishStored)
+		v[k], keys = []byte(sample), append(keys, k)
+	}
+	s.getMany(v, keys...)
+	if s.Garble != nil {
+		s.Garble(key, PartValue)
+		s.getMany(v, append([]string{key}, keys...)...)
+	}
+}
+
+// getMany demands the values of keys, as both nodes see them.
+func (s *stores) getMany(want map[string][]byte, keys ...string) {
+	s.Helper()
+	for _, st := range []refill.Store{s.A, s.B} {
+		records, err := st.GetMany(s.ctx, keys...)
+		s.ok(err, "GetMany(%q)", keys)
+		if len(records) != len(keys) {
+			s.Fatalf("GetMany(%q) gives %d records for %d keys", keys, len(records), len(keys))
+		}
+		for i, got := range records {
+			if w := want[keys[i]]; !bytes.Equal(got, w) || (got == nil) != (w == nil) {
+				s.Fatalf("GetMany(%q): record %d, of %q, is %s, want %s", keys, i, keys[i], shown(got), shown(w))
+			}
+		}
 	}
 }
 

@@ -33,6 +33,12 @@ an error, every Get of that key goes to the database until somebody deletes it b
 		garbledValue,
 	},
 	{
+		"foreign-mark",
+		`A mark of foreign bytes or of a foreign type is no mark: its tag is not known, and the next call that holds or voids the tag
+replaces it by one that ends. Where it stops a script, nothing that carries the tag is ever stored again.`,
+		foreignMark,
+	},
+	{
 		"silent-server",
 		`Every call returns when its ctx ends, also when the server does not answer, and works again when it does. Most clients
 do not look at the ctx while they wait for an answer: a Get hangs for as long as theirs lasts (G7).`,
@@ -135,6 +141,38 @@ func garbledValue(s *stores) {
 		s.holds(key, nil)
 		s.fill(s.B, key, "b#1", s.record("b#1", "healed"))
 		s.holds(key, s.record("b#1", "healed"))
+	}
+}
+
+func foreignMark(s *stores) {
+	needs(s, "StoreWorld.Plant or Garble", s.Plant != nil || s.Garble != nil)
+	if s.Plant != nil {
+		s.replacesMark(func() { s.Plant(red, PartMark, "dead#1") })
+	}
+	if s.Garble != nil {
+		s.replacesMark(func() { s.Garble(red, PartMark) })
+	}
+}
+
+func (s *stores) replacesMark(put func()) {
+	s.Helper()
+	put()
+	s.unknown(red)
+	before := s.moment()
+	s.hold(s.A, time.Hour, s.short, red)
+	after := s.moment()
+	if t := s.states(s.B, red)[0]; t.Known { // it ends soon
+		s.between("Invalidated", t.Invalidated, before.Add(-time.Hour), after.Add(-time.Hour))
+	}
+	if !s.ends(func() bool { return !s.states(s.B, red)[0].Known }) {
+		s.Fatalf("the mark in the place of a foreign one does not end")
+	}
+	for _, v := range []tagVoid{invalidating, expiring} {
+		put()
+		before := s.moment()
+		s.voidTags(v, s.A, "a#1", long, red)
+		after := s.moment()
+		s.between("Invalidated after "+v.name, s.mark(red).Invalidated, before, after)
 	}
 }
 

@@ -301,14 +301,14 @@ func (e *ear) heardAll(key string) {
 
 func sameNote(a, b refill.Note) bool {
 	return a.Kind == b.Kind && a.Key == b.Key && a.Token == b.Token && a.Replaced == b.Replaced &&
-		a.Failure == b.Failure && bytes.Equal(a.Record, b.Record)
+		a.Failure == b.Failure && a.At.Equal(b.At) && bytes.Equal(a.Record, b.Record)
 }
 
 func noteText(n refill.Note) string {
 	kind := nameOf(int(n.Kind), "no kind", "NoteUp", "NoteDown", "NoteWarning", "NoteFilled", "NoteFailed",
-		"NoteInvalidated", "NoteExpired", "NoteReleased")
-	return fmt.Sprintf("%s{Key: %s, Token: %q, Replaced: %q, Record: %s, Failure: %q, Err: %v}",
-		kind, shown([]byte(n.Key)), n.Token, n.Replaced, shown(n.Record), n.Failure, n.Err)
+		"NoteInvalidated", "NoteExpired", "NoteReleased", "NoteTagInvalidated", "NoteTagExpired")
+	return fmt.Sprintf("%s{Key: %s, Token: %q, Replaced: %q, Record: %s, Failure: %q, At: %v, Err: %v}",
+		kind, shown([]byte(n.Key)), n.Token, n.Replaced, shown(n.Record), n.Failure, n.At, n.Err)
 }
 
 // shown is b in short: a record of a megabyte is not readable.

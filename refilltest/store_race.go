@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/refill-go/refill"
 )
@@ -48,10 +49,11 @@ func ctxOver(s *stores) {
 	s.holds(key, v1)
 	s.alive(s.A, key, "a#2")
 	s.win(s.B, free, "b#1", long)
+	s.unknown(key, free)
 	e.heardAll(key)
 }
 
-// calls are all calls of A: about key by the token a#2, and for the lease of free by a#3.
+// calls are all calls of A: about key by the token a#2, and for the lease of free by a#3. The two are tags as well.
 func (s *stores) calls(key, free string) []call {
 	rec := s.record("a#2", "x")
 	return []call{
@@ -78,6 +80,11 @@ func (s *stores) calls(key, free string) []call {
 		{"Release", func(ctx context.Context) error { return s.A.Release(ctx, key, "a#2") }},
 		{"Invalidate", func(ctx context.Context) error { return s.A.Invalidate(ctx, "a#4", key, free) }},
 		{"Expire", func(ctx context.Context) error { return s.A.Expire(ctx, "a#4", key, free) }},
+		{"GetMany", func(ctx context.Context) error { _, err := s.A.GetMany(ctx, key, free); return err }},
+		{"Tags", func(ctx context.Context) error { _, err := s.A.Tags(ctx, key, free); return err }},
+		{"HoldTags", func(ctx context.Context) error { return s.A.HoldTags(ctx, time.Hour, long, key, free) }},
+		{"InvalidateTags", func(ctx context.Context) error { return s.A.InvalidateTags(ctx, "a#4", long, key, free) }},
+		{"ExpireTags", func(ctx context.Context) error { return s.A.ExpireTags(ctx, "a#4", long, key, free) }},
 	}
 }
 

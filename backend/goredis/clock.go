@@ -4,10 +4,12 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 const (
-	// sampleEvery is how often Get asks for the time, when no claim did meanwhile.
+	// sampleEvery is how often Get and GetMany ask for the time, when no claim did meanwhile.
 	sampleEvery = 30 * time.Second
 	// drift bounds how fast two clocks run apart: 1/drift, 100 ppm, a bad quartz.
 	drift = 10_000
@@ -76,6 +78,16 @@ func (c *clock) due() bool {
 		return false
 	}
 	return c.asked.CompareAndSwap(asked, max(1, int64(now)))
+}
+
+// read takes a sample from an answer to TIME that has just come.
+func (c *clock) read(answer *redis.TimeCmd, sent time.Duration) {
+	got, server := c.elapsed(), answer.Val()
+	if answer.Err() != nil || server.IsZero() {
+		c.missed()
+		return
+	}
+	c.learn(sample{sent: sent, got: got, server: server})
 }
 
 // missed makes a sample due again: the one that was asked for did not come.

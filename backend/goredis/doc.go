@@ -13,12 +13,13 @@
 //	refill:{b}:product:42         the value, a refill.Record; lives as long as the Loader says, at least 1 s
 //	refill:{b}:product/lease:42   who loads, or "!" and the failure of the last load; lives LockTTL or ErrorTTL
 //	refill:{b}:product/claim:42   whose load may be stored; lives LoadTimeout + LockTTL
+//	refill:{b}:product/tag:red    when all that carries the tag "red" was invalidated and expired; lives as long as that
 //	refill:{b}:product/lock:42    who holds the lock of a user
 //	refill:{b}:product/fence:42   the last fencing token of that lock; lives a day beyond the last taking of it
 //
-// where refill is the [Prefix] and b is the FNV-1a hash (32 bit) of "product:42" modulo 1024, in decimal: all keys of a
-// value are in one slot of a Cluster and on one shard of a Ring. A lease or a lock without an end, and a key of a foreign
-// type, counts as absent.
+// where refill is the [Prefix] and b is the FNV-1a hash (32 bit) of "product:42" (or "product:red") modulo 1024, in decimal:
+// all keys of a value are in one slot of a Cluster and on one shard of a Ring. A lease or a lock without an end, and a key
+// of a foreign type, counts as absent.
 //
 // Announcements are messages on the one channel refill:notes, which every process subscribes to once. The format
 // stands in note.go. An ACL user needs the keys refill:* and the channel refill:notes.

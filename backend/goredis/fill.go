@@ -3,6 +3,7 @@ package goredis
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -18,42 +19,70 @@ var errReply = errors.New("the answer makes no sense")
 
 // Get implements refill.Store.
 func (s *Store) Get(ctx context.Context, key string) ([]byte, error) {
-	k, read := s.keys(key), s.get
-	if s.clock.due() {
-		read = s.getAndTime
-	}
+	k, due := s.keys(key).value(), s.clock.due()
 	return call(ctx, &s.calls, "get", func(ctx context.Context) ([]byte, error) {
-		record, err := read(ctx, k)
-		switch {
-		case errors.Is(err, redis.Nil), wrongType(err), len(record) == 0 && err == nil:
-			return nil, nil
+		if !due {
+			return content(s.client.Get(ctx, k))
 		}
-		return record, err
+		records, err := s.readAll(ctx, []string{k}, true)
+		if err != nil {
+			return nil, err
+		}
+		return records[0], nil
 	})
 }
 
-func (s *Store) get(ctx context.Context, k keys) ([]byte, error) {
-	return s.client.Get(ctx, k.value()).Bytes()
+// GetMany implements refill.Store.
+func (s *Store) GetMany(ctx context.Context, keys ...string) ([][]byte, error) {
+	if len(keys) == 0 {
+		return nil, nil
+	}
+	all, due := make([]string, len(keys)), s.clock.due()
+	for i, key := range keys {
+		all[i] = s.keys(key).value()
+	}
+	return call(ctx, &s.calls, "getmany", func(ctx context.Context) ([][]byte, error) {
+		return s.readAll(ctx, all, due)
+	})
 }
 
-// getAndTime also reads the server's clock. On a Ring any shard answers that: the clocks of shards are taken to agree, as
-// they do where NTP runs.
-func (s *Store) getAndTime(ctx context.Context, k keys) ([]byte, error) {
-	p := s.client.Pipeline()
-	record, clock := p.Get(ctx, k.value()), p.Time(ctx)
-	sent := s.clock.elapsed()
-	_, err := p.Exec(ctx)
-	got := s.clock.elapsed()
-	switch server := clock.Val(); {
-	case clock.Err() != nil || server.IsZero():
-		s.clock.missed()
-	default:
-		s.clock.learn(sample{sent: sent, got: got, server: server})
+// content is what a GET found, nil for nothing, for a foreign type, and for no bytes.
+func content(cmd *redis.StringCmd) ([]byte, error) {
+	b, err := cmd.Bytes()
+	switch {
+	case errors.Is(err, redis.Nil), wrongType(err), len(b) == 0 && err == nil:
+		return nil, nil
 	}
-	if err != nil && record.Err() == nil && clock.Err() == nil {
+	return b, err
+}
+
+// readAll reads many Redis keys in one pipeline (not by MGET, which a Cluster refuses for keys of different slots), and the
+// server's clock if that is due. On a Ring any shard answers that: the clocks of shards are taken to agree, as they do
+// where NTP runs. One key that cannot be read is an error.
+func (s *Store) readAll(ctx context.Context, all []string, due bool) ([][]byte, error) {
+	p, reads := s.client.Pipeline(), make([]*redis.StringCmd, len(all))
+	for i, k := range all {
+		reads[i] = p.Get(ctx, k)
+	}
+	var clock *redis.TimeCmd
+	if due {
+		clock = p.Time(ctx)
+	}
+	sent := s.clock.elapsed()
+	cmds, err := p.Exec(ctx)
+	if due {
+		s.clock.read(clock, sent)
+	}
+	if err != nil && !slices.ContainsFunc(cmds, func(c redis.Cmder) bool { return c.Err() != nil }) {
 		return nil, err // a hook's
 	}
-	return record.Bytes()
+	contents := make([][]byte, len(all))
+	for i, cmd := range reads {
+		if contents[i], err = content(cmd); err != nil {
+			return nil, err
+		}
+	}
+	return contents, nil
 }
 
 // tooLong is how many milliseconds more than our own lease another's may live, for its node may have another LockTTL. One
@@ -262,10 +291,15 @@ func (s *Store) void(ctx context.Context, step string, x script, by string, keys
 	for i, key := range keys {
 		all[i] = invocation{keys: s.keys(key).fill(), args: []any{by, s.channel(), key}}
 	}
-	s.hub.echo.expect(keys[0], by)
+	return s.announceMany(ctx, step, x, by, keys[0], all)
+}
+
+// announceMany runs a script that announces, once per invocation: first is what the first of them is about.
+func (s *Store) announceMany(ctx context.Context, step string, x script, by, first string, all []invocation) error {
+	s.hub.echo.expect(first, by)
 	_, err := call(ctx, &s.calls, step, func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, x.runMany(ctx, s.client, all)
 	})
-	s.hub.echo.announced(keys[0], by, err == nil)
+	s.hub.echo.announced(first, by, err == nil)
 	return err
 }

@@ -72,6 +72,18 @@ func refuses(t *testing.T, s *Store, want error) {
 	if err := s.Invalidate(ctx, "a#1", "product:42"); err != want {
 		t.Errorf("Invalidate: %v", err)
 	}
+	if _, err := s.GetMany(ctx, "product:42"); err != want {
+		t.Errorf("GetMany: %v", err)
+	}
+	if _, err := s.Tags(ctx, "product:red"); err != want {
+		t.Errorf("Tags: %v", err)
+	}
+	if err := s.HoldTags(ctx, time.Second, time.Second, "product:red"); err != want {
+		t.Errorf("HoldTags: %v", err)
+	}
+	if err := s.ExpireTags(ctx, "a#1", time.Second, "product:red"); err != want {
+		t.Errorf("ExpireTags: %v", err)
+	}
 	s.Listen("product", func(refill.Note) { t.Error("heard something") })()
 	_, stop := s.Watch("product:42")
 	stop()

@@ -34,6 +34,9 @@ func (k keys) claim() string { return k.head + "/claim" + k.tail }
 func (k keys) lock() string  { return k.head + "/lock" + k.tail }
 func (k keys) fence() string { return k.head + "/fence" + k.tail }
 
+// mark is the key of a tag, where k was made of "name:tag".
+func (k keys) mark() string { return k.head + "/tag" + k.tail }
+
 // fill is what the scripts of a fill get as KEYS.
 func (k keys) fill() []string { return []string{k.value(), k.lease(), k.claim()} }
 

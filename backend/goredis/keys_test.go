@@ -24,23 +24,26 @@ func TestKeysAreGolden(t *testing.T) {
 	for _, c := range []struct {
 		full string
 		opts []Option
-		want []string // value, lease, claim, lock, fence
+		want []string // value, lease, claim, lock, fence, mark
 	}{
 		{"product:42", nil, []string{
 			"refill:{560}:product:42", "refill:{560}:product/lease:42", "refill:{560}:product/claim:42",
 			"refill:{560}:product/lock:42", "refill:{560}:product/fence:42",
+			"refill:{560}:product/tag:42",
 		}},
 		{"a.b:c:d", []Option{Prefix("shop-1")}, []string{
 			"shop-1:{733}:a.b:c:d", "shop-1:{733}:a.b/lease:c:d", "shop-1:{733}:a.b/claim:c:d",
 			"shop-1:{733}:a.b/lock:c:d", "shop-1:{733}:a.b/fence:c:d",
+			"shop-1:{733}:a.b/tag:c:d",
 		}},
 		{"u:{7}/lease:\xff", nil, []string{
 			"refill:{873}:u:{7}/lease:\xff", "refill:{873}:u/lease:{7}/lease:\xff", "refill:{873}:u/claim:{7}/lease:\xff",
 			"refill:{873}:u/lock:{7}/lease:\xff", "refill:{873}:u/fence:{7}/lease:\xff",
+			"refill:{873}:u/tag:{7}/lease:\xff",
 		}},
 	} {
 		k := testStore(t, c.opts...).keys(c.full)
-		if got := append(k.fill(), k.lock(), k.fence()); !slices.Equal(got, c.want) {
+		if got := append(k.fill(), k.lock(), k.fence(), k.mark()); !slices.Equal(got, c.want) {
 			t.Errorf("%q:\n got %q\nwant %q", c.full, got, c.want)
 		}
 	}

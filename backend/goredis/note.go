@@ -14,12 +14,14 @@ import (
 // in one line of text up to the token; t, r and k are the lengths in bytes, in decimal, of what follows them, so that
 // every one of these may hold any bytes. <key> is "name:key". The kinds:
 //
-//	f  filled       replaced is the token of the record replaced, rest the new record if it is small
-//	x  failed       rest is the failure
+//	f  filled            replaced is the token of the record replaced, rest the new record if it is small
+//	x  failed            rest is the failure
 //	i  invalidated
 //	e  expired
 //	r  released
-//	u  unlocked     a user's lock, not a lease
+//	u  unlocked          a user's lock, not a lease
+//	I  tag-invalidated   <key> is "name:tag", rest the moment: microseconds since 1970, in decimal
+//	E  tag-expired       the same
 //
 // Whatever does not read exactly like this is ignored, so that a later release may add RN2 on the same channel.
 
@@ -35,7 +37,16 @@ var noteKinds = map[string]refill.NoteKind{
 	"e": refill.NoteExpired,
 	"r": refill.NoteReleased,
 	"u": noteUnlocked,
+
+	kindTagInvalidated: refill.NoteTagInvalidated,
+	kindTagExpired:     refill.NoteTagExpired,
 }
+
+// The kinds that lua/voidtag.lua is told.
+const (
+	kindTagInvalidated = "I"
+	kindTagExpired     = "E"
+)
 
 // parseNote reads an announcement. The record is a copy; all listeners share it.
 func parseNote(message string) (n refill.Note, ok bool) {
@@ -69,6 +80,9 @@ func parseNote(message string) (n refill.Note, ok bool) {
 		n.Failure = text
 	case n.Kind == refill.NoteFilled && text != "":
 		n.Record = []byte(text)
+	case n.Kind == refill.NoteTagInvalidated || n.Kind == refill.NoteTagExpired:
+		n.At, ok = parseMoment(text)
+		return n, ok && !n.At.IsZero()
 	case text != "":
 		return n, false
 	}

@@ -3,7 +3,9 @@ package goredis
 import (
 	"fmt"
 	"reflect"
+	"strconv"
 	"testing"
+	"time"
 
 	"github.com/refill-go/refill"
 )
@@ -27,6 +29,8 @@ func TestNotes(t *testing.T) {
 		{announcement("i", "a#1", "", key, ""), refill.Note{Kind: refill.NoteInvalidated, Token: "a#1", Key: key}},
 		{announcement("e", "a#1", "", key, ""), refill.Note{Kind: refill.NoteExpired, Token: "a#1", Key: key}},
 		{announcement("r", "a#1", "", key, ""), refill.Note{Kind: refill.NoteReleased, Token: "a#1", Key: key}},
+		{announcement("I", "a#1", "", key, "1700000000000042"), refill.Note{Kind: refill.NoteTagInvalidated, Token: "a#1", Key: key, At: time.UnixMicro(1700000000000042)}},
+		{announcement("E", "", "", "product:", "1"), refill.Note{Kind: refill.NoteTagExpired, Key: "product:", At: time.UnixMicro(1)}},
 		{announcement("u", "", "", "job:", ""), refill.Note{Kind: noteUnlocked, Key: "job:"}},
 	} {
 		if got, ok := parseNote(c.message); !ok || !reflect.DeepEqual(got, c.want) {
@@ -45,6 +49,9 @@ func TestForeignNotesAreIgnored(t *testing.T) {
 		"RN1 i 3 0 99999999999999999999 a#1a:b", "RN1 i 3 0 4294967299 a#1a:b",
 		"RN1 i 3 0 3 a#1a-b", "RN1 i 3 0 2 a#1:b", "RN1 i 3 0 0 a#1",
 		"RN1 i 3 0 3 a#1a:bmore", "RN1 e 3 0 3 a#1a:bmore", "RN1 r 3 0 3 a#1a:bmore", "RN1 u 3 0 3 a#1a:bmore",
+		"RN1 I 3 0 3 a#1a:b", "RN1 I 3 0 3 a#1a:bmore", "RN1 I 3 0 3 a#1a:b0", "RN1 E 3 0 3 a#1a:b017", "RN1 E 3 0 3 a#1a:b-17",
+		"RN1 E 3 0 3 a#1a:b+17", "RN1 E 3 0 3 a#1a:b 17", "RN1 E 3 0 3 a#1a:b17 ", "RN1 E 3 0 3 a#1a:b1.7e15",
+		"RN1 I 3 0 3 a#1a:b9000000000000000", "RN1 I 3 0 3 a#1a:b99999999999999999999", "RN1 i 3 0 3 a#1a:b17",
 	} {
 		if n, ok := parseNote(message); ok {
 			t.Errorf("%q was read as %+v", message, n)
@@ -56,6 +63,8 @@ func FuzzParseNote(f *testing.F) {
 	f.Add("RN1 f 3 3 10 a#1b#2product:42RF1")
 	f.Add("RN1 x 3 0 3 a#1a:bboom")
 	f.Add("RN1 u 0 0 2 a:")
+	f.Add("RN1 I 3 0 3 a#1a:b1700000000000042")
+	f.Add("RN1 E 0 0 2 a:1")
 	letters := map[refill.NoteKind]string{}
 	for letter, kind := range noteKinds {
 		letters[kind] = letter
@@ -65,7 +74,11 @@ func FuzzParseNote(f *testing.F) {
 		if !ok {
 			return
 		}
-		if again := announcement(letters[n.Kind], n.Token, n.Replaced, n.Key, string(n.Record)+n.Failure); again != message {
+		rest := string(n.Record) + n.Failure
+		if !n.At.IsZero() {
+			rest += strconv.FormatInt(n.At.UnixMicro(), 10)
+		}
+		if again := announcement(letters[n.Kind], n.Token, n.Replaced, n.Key, rest); again != message {
 			t.Errorf("%q was read as %+v, which is written %q", message, n, again)
 		}
 	})

@@ -49,6 +49,14 @@ func FuzzReplies(f *testing.F) {
 		_, _ = s.Renew(ctx, "product:42", "a#1", time.Minute)
 		_ = s.Fail(ctx, "product:42", "a#1", "boom", time.Second)
 		_ = s.Invalidate(ctx, "a#1", "product:42", "product:43")
+		if all, err := s.GetMany(ctx, "product:42", "product:43"); err == nil && len(all) != 2 {
+			t.Errorf("%q: %d records of two keys", reply, len(all))
+		}
+		if all, err := s.Tags(ctx, "product:red", "product:blue"); err == nil && len(all) != 2 {
+			t.Errorf("%q: %d states of two tags", reply, len(all))
+		}
+		_ = s.HoldTags(ctx, time.Minute, time.Minute, "product:red", "product:blue")
+		_ = s.InvalidateTags(ctx, "a#1", time.Minute, "product:red", "product:blue")
 		_, _ = s.TryLock(ctx, "job:42", "a#1", time.Minute)
 		if ctx.Err() != nil {
 			t.Errorf("%q: a step hangs", reply)

@@ -35,6 +35,12 @@ var luaInvalidate string
 //go:embed lua/expire.lua
 var luaExpire string
 
+//go:embed lua/holdtag.lua
+var luaHoldTag string
+
+//go:embed lua/voidtag.lua
+var luaVoidTag string
+
 //go:embed lua/lock.lua
 var luaLock string
 
@@ -61,6 +67,8 @@ var (
 	releaseScript    = newScript(luaRelease)
 	invalidateScript = newScript(luaInvalidate)
 	expireScript     = newScript(luaExpire)
+	holdTagScript    = newScript(luaHoldTag)
+	voidTagScript    = newScript(luaVoidTag)
 	lockScript       = newScript(luaLock)
 	extendScript     = newScript(luaExtend)
 	unlockScript     = newScript(luaUnlock)

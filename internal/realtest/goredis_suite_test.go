@@ -135,7 +135,9 @@ func (w *goredisWorld) open(t testing.TB) redis.UniversalClient {
 
 func (w *goredisWorld) stores(t testing.TB) refilltest.StoreWorld {
 	a, ctx, prefix := w.open(t), context.Background(), w.prefix()
-	names := map[refilltest.Part]string{refilltest.PartLease: "/lease", refilltest.PartClaim: "/claim"}
+	names := map[refilltest.Part]string{
+		refilltest.PartLease: "/lease", refilltest.PartClaim: "/claim", refilltest.PartMark: "/tag",
+	}
 	must := func(cmd redis.Cmder) {
 		t.Helper()
 		if err := cmd.Err(); err != nil {

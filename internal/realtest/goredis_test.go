@@ -86,6 +86,29 @@ func goredisSteps(t testing.TB) []goredisStep {
 		{"Release", func(ctx context.Context, s *goredis.Store) error { return s.Release(ctx, key, token) }},
 		{"Invalidate", func(ctx context.Context, s *goredis.Store) error { return s.Invalidate(ctx, token, key, "product:43") }},
 		{"Expire", func(ctx context.Context, s *goredis.Store) error { return s.Expire(ctx, token, key, "product:43") }},
+		{"GetMany", func(ctx context.Context, s *goredis.Store) error {
+			_, err := s.GetMany(ctx, key, "product:43", "product:44")
+			return err
+		}},
+		{"HoldTags", func(ctx context.Context, s *goredis.Store) error {
+			return s.HoldTags(ctx, time.Minute, time.Minute, "product:red")
+		}},
+		{"HoldTags again", func(ctx context.Context, s *goredis.Store) error {
+			return s.HoldTags(ctx, time.Minute, time.Hour, "product:red")
+		}},
+		{"HoldTags in vain", func(ctx context.Context, s *goredis.Store) error {
+			return s.HoldTags(ctx, time.Minute, time.Minute, "product:red")
+		}},
+		{"Tags", func(ctx context.Context, s *goredis.Store) error {
+			_, err := s.Tags(ctx, "product:red", "product:blue")
+			return err
+		}},
+		{"InvalidateTags", func(ctx context.Context, s *goredis.Store) error {
+			return s.InvalidateTags(ctx, token, time.Minute, "product:red", "product:blue")
+		}},
+		{"ExpireTags", func(ctx context.Context, s *goredis.Store) error {
+			return s.ExpireTags(ctx, token, time.Minute, "product:red")
+		}},
 		{"TryLock", func(ctx context.Context, s *goredis.Store) error {
 			_, err := s.TryLock(ctx, key, token, time.Minute)
 			return err
@@ -122,9 +145,17 @@ func TestGoredisCommandsPerStep(t *testing.T) {
 		"Renew":          {"evalsha": 1, "mget": 1, "pexpire": 1},
 		"Publish":        {"evalsha": 1, "mget": 1, "del": 1, "set": 1, "publish": 1},
 		"Invalidate":     {"evalsha": 2, "del": 2, "publish": 2},
-		"TryLock":        {"evalsha": 1, "mget": 2, "set": 2, "time": 1},
-		"Extend":         {"evalsha": 1, "mget": 1, "pexpire": 1},
-		"Unlock":         {"evalsha": 1, "mget": 1, "del": 1, "publish": 1},
+		"GetMany":        {"get": 3},
+		"HoldTags":       {"evalsha": 1, "mget": 1, "time": 1, "set": 1},
+		// Those who find a mark read it and its life, and write nothing that is not needed.
+		"HoldTags again":   {"evalsha": 1, "mget": 1, "pttl": 1, "pexpire": 1},
+		"HoldTags in vain": {"evalsha": 1, "mget": 1, "pttl": 1},
+		"Tags":             {"get": 2},
+		"InvalidateTags":   {"evalsha": 2, "time": 2, "mget": 2, "pttl": 1, "del": 2, "set": 2, "publish": 2},
+		"ExpireTags":       {"evalsha": 1, "time": 1, "mget": 1, "pttl": 1, "del": 1, "set": 1, "publish": 1},
+		"TryLock":          {"evalsha": 1, "mget": 2, "set": 2, "time": 1},
+		"Extend":           {"evalsha": 1, "mget": 1, "pexpire": 1},
+		"Unlock":           {"evalsha": 1, "mget": 1, "del": 1, "publish": 1},
 	}
 	for _, step := range steps {
 		server.ResetStats(t)
@@ -134,6 +165,144 @@ func TestGoredisCommandsPerStep(t *testing.T) {
 		if got := server.Commandstats(t); want[step.name] != nil && !maps.Equal(got, want[step.name]) {
 			t.Errorf("%s: %v, want %v", step.name, got, want[step.name])
 		}
+	}
+}
+
+// What the suite cannot plant: marks as other nodes, other clocks and other tools leave them.
+func TestGoredisStoreMarks(t *testing.T) {
+	server := realtest.StartRedis(t)
+	s, c := goredisOn(t, &redis.Options{Addr: server.Addr()})
+	ctx := context.Background()
+	const tag, life = "product:red", time.Minute
+	mark := goredisPrefix("refill").key(tag, "/tag")
+	now := func() int64 { return c.Time(ctx).Val().UnixMicro() }
+	start, second := now(), time.Second.Microseconds()
+	hold := func() error { return s.HoldTags(ctx, 10*time.Second, life, tag) }
+	invalidate := func() error { return s.InvalidateTags(ctx, "a#1", life, tag) }
+	expire := func() error { return s.ExpireTags(ctx, "a#1", life, tag) }
+	const isNow, isReach = -1, -2
+	for _, x := range []struct {
+		name        string
+		there       string
+		ttl         time.Duration
+		do          func() error
+		invalidated int64 // or isNow, isReach
+		expired     int64 // or isNow
+	}{
+		{"held", "5 7", life / 2, hold, 5, 7},
+		{"held, from a clock that was set back", fmt.Sprint(start+3600*second, " 0"), life, hold, start + 3600*second, 0},
+		{"held, no end", "5 7", 0, hold, isReach, 0},
+		{"invalidated", "5 7", life / 2, invalidate, isNow, 7},
+		{"invalidated, no end", "5 7", 0, invalidate, isNow, 0},
+		{"expired", "5 7", life / 2, expire, 5, isNow},
+		{"expired, no end", "5 7", 0, expire, isNow, isNow},
+		{"invalidated, clock stepped back", fmt.Sprint(start+second*9/10, " 7"), life, invalidate, start + second*9/10, 7},
+		{"expired, clock stepped back", fmt.Sprint("5 ", start+second*9/10), life, expire, 5, start + second*9/10},
+		{"invalidated, clock set back", fmt.Sprint(start+60*second, " 7"), life, invalidate, isNow, 7},
+		{"expired, clock set back", fmt.Sprint("5 ", start+60*second), life, expire, 5, isNow},
+		{"more than one", "5 7 9", life, hold, isReach, 0},
+		{"leading zero", "05 7", life, invalidate, isNow, 0},
+		{"too large", "9000000000000000 0", life, hold, isReach, 0},
+		{"far too large", strings.Repeat("9", 400) + " 0", life, hold, isReach, 0},
+		{"fraction", "5.5 0", life, hold, isReach, 0},
+		{"empty", "", life, hold, isReach, 0},
+	} {
+		if err := c.Set(ctx, mark, x.there, x.ttl).Err(); err != nil {
+			t.Fatal(err)
+		}
+		before := now()
+		if err := x.do(); err != nil {
+			t.Errorf("%s: %v", x.name, err)
+		}
+		after := now()
+		got, left := c.Get(ctx, mark).Val(), c.PTTL(ctx, mark).Val()
+		var invalidated, expired int64
+		if n, err := fmt.Sscanf(got, "%d %d", &invalidated, &expired); n != 2 || err != nil {
+			t.Fatalf("%s: the mark is %q", x.name, got)
+		}
+		is := func(got, want int64) bool {
+			switch want {
+			case isNow:
+				return got >= before && got <= after
+			case isReach:
+				return got >= before-10*second && got <= after-10*second
+			}
+			return got == want
+		}
+		if !is(invalidated, x.invalidated) || !is(expired, x.expired) || left <= life-10*time.Second || left > life {
+			t.Errorf("%s: %q became %q with %v left, by a clock of %d", x.name, x.there, got, left, after)
+		}
+		if state, err := s.Tags(ctx, tag); err != nil || !state[0].Known {
+			t.Errorf("%s: %+v, %v", x.name, state, err)
+		}
+	}
+}
+
+// A full Redis takes a void of a tag, since a mark that stays would revive what it should void, and a longer life.
+func TestGoredisStoreMarksWithoutRoom(t *testing.T) {
+	server := realtest.StartRedis(t)
+	s, c := goredisOn(t, &redis.Options{Addr: server.Addr()})
+	ctx := context.Background()
+	if err := s.HoldTags(ctx, time.Hour, time.Minute, "product:red", "product:blue"); err != nil {
+		t.Fatal(err)
+	}
+	began := c.Time(ctx).Val()
+	if err := c.ConfigSet(ctx, "maxmemory", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.HoldTags(ctx, time.Hour, time.Hour, "product:blue"); err != nil {
+		t.Error("HoldTags of a tag that is known:", err)
+	}
+	if err := s.HoldTags(ctx, time.Hour, time.Hour, "product:green"); err == nil {
+		t.Error("HoldTags of a tag that is not known gives no error")
+	}
+	if err := s.InvalidateTags(ctx, "a#1", time.Minute, "product:red"); err != nil {
+		t.Error("InvalidateTags:", err)
+	}
+	states, err := s.Tags(ctx, "product:red", "product:green")
+	if err != nil || states[0].Known && states[0].Invalidated.Before(began) || states[1].Known {
+		t.Errorf("%+v, %v", states, err)
+	}
+}
+
+// One key that cannot be read is an error, not a miss; a value of a foreign type is a miss, in the midst of others.
+func TestGoredisStoreGetMany(t *testing.T) {
+	server := realtest.StartRedis(t)
+	s, c := goredisOn(t, &redis.Options{Addr: server.Addr()})
+	ctx := context.Background()
+	var all []string
+	for i := range 1000 {
+		all = append(all, fmt.Sprint("product:", i))
+		c.Set(ctx, goredisPrefix("refill").key(all[i], ""), all[i], time.Minute)
+	}
+	foreign := goredisPrefix("refill").key("product:500", "")
+	c.Del(ctx, foreign)
+	c.RPush(ctx, foreign, "garbage")
+	server.ResetStats(t)
+	records, err := s.GetMany(ctx, all...)
+	if err != nil || len(records) != len(all) {
+		t.Fatal(len(records), err)
+	}
+	if got := server.Commandstats(t); got["time"] != 1 {
+		t.Errorf("the first GetMany took no sample of the clock: %v", got)
+	}
+	for i, r := range records {
+		if want := all[i]; string(r) != want && (i != 500 || r != nil) {
+			t.Errorf("record %d is %q, want %q", i, r, want)
+		}
+	}
+	if err := c.Do(ctx, "acl", "setuser", "default", "resetkeys", "~*product*:1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if records, err := s.GetMany(ctx, "product:1", "product:2", "product:10"); err == nil {
+		t.Errorf("%q although one of them must not be read", records)
+	}
+	err = s.InvalidateTags(ctx, "a#1", time.Minute, "product:2", "product:1", "product:3")
+	if err == nil || !strings.Contains(err.Error(), "2 of 3 keys") {
+		t.Error(err)
+	}
+	if states, err := s.Tags(ctx, "product:1"); err != nil || !states[0].Known {
+		t.Errorf("one that fails kept another from being marked: %+v, %v", states, err)
 	}
 }
 

@@ -15,6 +15,30 @@ local function announce(channel, kind, token, replaced, key, rest)
   redis.call('PUBLISH', channel, head .. token .. replaced .. key .. rest)
 end
 
+-- micros is the server's clock. Moments in microseconds are exact as Lua's numbers, and are written with %.0f: tostring
+-- rounds them.
+local function micros()
+  local now = redis.call('TIME')
+  return now[1] * 1000000 + now[2]
+end
+
+-- mark_of reads the mark of a tag: when it was invalidated and expired, and its life in ms; or nothing where there is none,
+-- none that parseMark of tag.go would take, or one without an end.
+local function mark_of(key)
+  local there = redis.call('MGET', key)[1] or ''
+  local invalidated, expired = string.match(there, '^(%d+) (%d+)$')
+  if not invalidated then return nil end
+  invalidated, expired = tonumber(invalidated), tonumber(expired)
+  local exact = invalidated < 9e15 and expired < 9e15 and string.format('%.0f %.0f', invalidated, expired) == there
+  local left = redis.call('PTTL', key)
+  if not exact or left < 0 then return nil end
+  return invalidated, expired, left
+end
+
+local function set_mark(key, invalidated, expired, life)
+  redis.call('SET', key, string.format('%.0f %.0f', invalidated, expired), 'PX', string.format('%.0f', life))
+end
+
 -- free deletes lease and claim, each if it is the token's. Answers whether one was, and what stood in the lease.
 local function free(lease, claim, token)
   local there, mine = redis.call('MGET', lease, claim), {}
