@@ -29,14 +29,14 @@ func (c *Config) advice() (doubts []error) {
 
 // names are those of the Loaders of this process, with what they keep under them: two types under one name would take each
 // other's values for misses for ever, and load all the time.
-var names = registry{kinds: make(map[place]*use)}
+var names = registry{kinds: make(map[namedIn]*use)}
 
 type registry struct {
 	mu    sync.Mutex
-	kinds map[place]*use
+	kinds map[namedIn]*use
 }
 
-type place struct {
+type namedIn struct {
 	store Store
 	name  string
 }
@@ -51,7 +51,7 @@ func (r *registry) enter(s Store, name, kind string) (leave func(), err error) {
 	if !reflect.TypeOf(s).Comparable() {
 		return func() {}, nil
 	}
-	at := place{s, name}
+	at := namedIn{s, name}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	u := r.kinds[at]

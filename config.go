@@ -71,9 +71,13 @@ type Config struct {
 	// not expire together. Default 0.1. Negative: off. Below 1.
 	Jitter float64
 
-	// MaxLoads is how many loads of this Loader may run at once in this process. More wait their turn, or get
+	// MaxLoads is how many loads of this Loader may run at once in this process; a bulk load counts as one. More wait their turn, or get
 	// ErrOverloaded while the shared store does not answer. Default 64. Negative: no limit.
 	MaxLoads int
+
+	// BulkWindow is how long a Get of a Loader made by NewBulk waits for others whose keys have to be loaded, too, so that
+	// one call loads all of them. Default 0: it does not wait. GetMany needs none.
+	BulkWindow time.Duration
 
 	// MaxWaiters is how many callers of this Loader may wait at once in this process, for loads here or elsewhere; more get
 	// ErrOverloaded at once. What L1 answers never waits. Default 10,000. Negative: no limit.
@@ -183,6 +187,7 @@ func (c *Config) times() error {
 		{"NotFoundTTL", &c.NotFoundTTL, min(c.TTL, 10*time.Second), ms, true},
 		{"SoftTimeout", &c.SoftTimeout, 0, ms, false},
 		{"MaxErrorTTL", &c.MaxErrorTTL, 0, ms, false},
+		{"BulkWindow", &c.BulkWindow, 0, 0, false},
 	}
 	for _, s := range settings {
 		if err := s.settle(); err != nil {

@@ -12,7 +12,10 @@ import (
 type Fill struct {
 	loader any    // the *Loader, to recognise a load that asks for its own key
 	key    string // as spelled
+	given  string // as given
 	outer  *Fill  // the load that this one runs inside of, or nil
+
+	parts map[string]*Fill // of a bulk load: those of its keys; written before it begins
 
 	previous  any // the value that this load is to replace, nil for none
 	validator string
@@ -74,7 +77,7 @@ func (f *Fill) SetValidator(validator string) {
 }
 
 // Previous returns the value that the load with this ctx is to replace, and its validator, if there is one of type V: a
-// stale one, or a fresh one that is refreshed early. It may be older than an Invalidate that has just been made elsewhere,
+// stale one, or a fresh one that is refreshed early; in a bulk load none. It may be older than an Invalidate that has just been made elsewhere,
 // so it is something to ask with, not to build on.
 func Previous[V any](ctx context.Context) (value V, validator string, ok bool) {
 	f := FillFrom(ctx)
@@ -98,7 +101,22 @@ func NotModified[V any](ctx context.Context) (V, error) {
 	return value, nil
 }
 
+// For returns the fill of one key of a bulk load, as given to it; for a key that is not being loaded one that nobody looks
+// at. In a load of a single key it returns f for that key.
+func (f *Fill) For(key string) *Fill {
+	switch part := f.parts[key]; {
+	case part != nil:
+		return part
+	case f.parts == nil && f.given == key && key != "":
+		return f
+	}
+	return new(Fill)
+}
+
 func (f *Fill) set(change func(*terms)) {
+	for _, part := range f.parts {
+		part.set(change)
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.sealed {
@@ -119,6 +137,11 @@ func (f *Fill) loads(loader any, key string) bool {
 	for ; f != nil; f = f.outer {
 		if f.loader == loader && f.key == key {
 			return true
+		}
+		for _, part := range f.parts {
+			if f.loader == loader && part.key == key {
+				return true
+			}
 		}
 	}
 	return false

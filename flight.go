@@ -23,10 +23,12 @@ type loadFunc[V any] func(ctx context.Context, key string) (V, error)
 
 // call is one flight. The goroutine that flies it owns all fields that are not said to be somebody else's.
 type call[V any] struct {
-	key    string
-	load   loadFunc[V]
-	ask    Ask  // how much to find out about a lease that somebody else has
-	forced bool // by Refresh: a value that is there already is no answer
+	key    string // as spelled
+	given  string
+	load   loadFunc[V] // nil: a bulk load
+	group  *group[V]   // of a GetMany, or nil
+	ask    Ask         // how much to find out about a lease that somebody else has
+	forced bool        // by Refresh: a value that is there already is no answer
 
 	// ctx has the values of the first caller and nobody's cancellation. It ends when nobody waits any more.
 	ctx    context.Context
@@ -50,6 +52,9 @@ type call[V any] struct {
 	old    *entry[V] // the best there is if the load fails
 	lostTo string    // token of the fill that it waits for
 	at     epoch     // noted before the read or load that will be the answer began
+
+	seat    *seat[V] // in a bulk load, see bulk.go
+	sighted bool     // has been told what its group has read
 
 	soft *time.Timer // runs while a stale answer waits for SoftTimeout
 }
@@ -122,61 +127,89 @@ func newFlights[V any](fly func(*call[V]), room int) *flights[V] {
 
 // ticket is what somebody wants of a key.
 type ticket[V any] struct {
-	key    string
+	key    string // as spelled
+	given  string
 	load   loadFunc[V]
+	group  *group[V] // what else its caller wants, or nil
 	ask    Ask
 	forced bool // a load, whatever is there
 	behind bool // a background refresh: nobody waits
 }
 
-// join gives the caller a place in the flight of the key, and starts one if there is none; led says that it did. Two
-// cases give no place: a background refresh finds a flight there (nil), a forced one finds a flight that is not (then
-// forced is false in it, and the caller waits for its end).
+// place is what a caller has in a flight.
+type place[V any] struct {
+	call    *call[V] // nil: none
+	led     bool     // it has started the flight
+	counted bool     // among those who wait: of a GetMany's places one is
+}
+
+// join gives the caller a place in the flight of the key, and starts one if there is none. Two cases give no place: a
+// background refresh finds a flight there (nil), a forced one finds a flight that is not (then forced is false in it, and
+// the caller waits for its end).
 //
 // A flight whose context is dead is never joined, since leave takes it out of sight in the same act that cancels it.
 // Otherwise: A leaves, the flight is cancelled; B joins, with time to spare, and gets A's cancellation (tailscale#18919).
-func (f *flights[V]) join(ctx context.Context, t ticket[V]) (c *call[V], led bool, err error) {
+func (f *flights[V]) join(ctx context.Context, t ticket[V]) (p place[V], err error) {
 	nested := outerFill(ctx) != nil
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.closing.Load() {
-		return nil, false, ErrClosed
+	p.counted = !t.behind && (t.group == nil || !t.group.count)
+	switch {
+	case f.closing.Load():
+		return place[V]{}, ErrClosed
+	case p.counted && f.waiting >= f.room && !nested:
+		return place[V]{}, ErrOverloaded
 	}
-	if !t.behind && f.waiting >= f.room && !nested {
-		return nil, false, ErrOverloaded
-	}
-	if c = f.calls[t.key]; c != nil {
-		switch {
+	if c := f.calls[t.key]; c != nil {
+		switch p.call = c; {
 		case t.behind:
-			return nil, false, nil
+			return place[V]{}, nil
 		case t.forced && !c.forced:
-			return c, false, nil
+			return p, nil
 		}
 		c.places++
-		f.waiting++
+		f.count(p, t.group)
 		if nested && !c.hurried {
 			c.hurried = true
 			close(c.hurry)
 		}
-		return c, false, nil
+		return p, nil
 	}
-	c = &call[V]{
-		key: t.key, load: t.load, ask: t.ask, forced: t.forced, behind: t.behind, places: 1, hurried: nested,
+	p.call, p.led = f.start(ctx, t, nested), true
+	f.count(p, t.group)
+	return p, nil
+}
+
+// count counts the caller with a new place. The caller holds f.mu.
+func (f *flights[V]) count(p place[V], g *group[V]) {
+	if !p.counted {
+		return
+	}
+	f.waiting++
+	if g != nil {
+		g.count = true
+	}
+}
+
+// start begins a flight. The caller holds f.mu.
+func (f *flights[V]) start(ctx context.Context, t ticket[V], nested bool) *call[V] {
+	c := &call[V]{
+		key: t.key, given: t.given, load: t.load, ask: t.ask, forced: t.forced, behind: t.behind, places: 1, hurried: nested,
 		notes: make(chan Note, 4), hurry: make(chan struct{}), ready: make(chan struct{}), done: make(chan struct{}),
 	}
 	if nested {
 		close(c.hurry)
 	}
-	if !t.behind {
-		f.waiting++
-	}
 	c.ctx, c.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	if t.group != nil {
+		t.group.add(c)
+	}
 	f.add(c)
 	go func() {
 		defer f.end(c)
 		f.fly(c)
 	}()
-	return c, true, nil
+	return c
 }
 
 // add registers a call. The caller holds f.mu.
@@ -215,10 +248,13 @@ func (f *flights[V]) unlist(c *call[V]) {
 }
 
 // leave gives a caller's place back. When it was the last one, nobody wants the result any more.
-func (f *flights[V]) leave(c *call[V]) {
+func (f *flights[V]) leave(p place[V]) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.waiting--
+	if p.counted {
+		f.waiting--
+	}
+	c := p.call
 	switch c.places--; {
 	case c.places == 0:
 		f.unlist(c)

@@ -4,11 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 )
 
 // Loader answers Gets of one kind of value from memory, from the shared store, or by one load for the whole fleet. Make
@@ -19,13 +18,15 @@ type Loader[V any] struct {
 	node  *node
 	cfg   Config // with defaults
 	store *breaker
-	load  loadFunc[V]
+	load  loadFunc[V] // nil if there is none, or a bulk one
+	bulk  func(ctx context.Context, keys []string) (map[string]V, error)
 	codec Codec
 	kind  string // what its records say of themselves
 
 	clock    *coarseClock
 	local    *local[V]
 	flights  *flights[V]
+	gather   gather[V]
 	slots    chan struct{}  // one per running load; nil = no limit
 	failures failures       // loads that failed a moment ago
 	voids    *voids         // invalidations that the store did not take yet
@@ -50,6 +51,12 @@ type Loader[V any] struct {
 // New makes no call to the store, so it works while the store is down. An error wraps [ErrInvalid] and names the argument
 // or setting.
 func New[V any](name string, load func(ctx context.Context, key string) (V, error), cfg Config) (*Loader[V], error) {
+	return newLoader(name, load, nil, cfg)
+}
+
+func newLoader[V any](
+	name string, load loadFunc[V], bulk func(context.Context, []string) (map[string]V, error), cfg Config,
+) (*Loader[V], error) {
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
@@ -57,7 +64,7 @@ func New[V any](name string, load func(ctx context.Context, key string) (V, erro
 	if err != nil {
 		return nil, err
 	}
-	l := &Loader[V]{name: name, node: newNode(), cfg: cfg, load: load}
+	l := &Loader[V]{name: name, node: newNode(), cfg: cfg, load: load, bulk: bulk}
 	l.store = newBreaker(cfg.Shared, cfg.StoreTimeout, func(k EventKind, err error) { l.emit(Event{Kind: k, Err: err}) })
 	l.failures.byKey = make(map[string]pastFailure)
 	l.codec, l.kind = codecFor[V](cfg.Codec)
@@ -97,7 +104,7 @@ func (l *Loader[V]) Get(ctx context.Context, key string) (V, error) {
 	if e := l.hit(key); e != nil {
 		return e.value, e.err
 	}
-	r, err := l.get(ctx, key, l.load)
+	r, err := l.get(ctx, key, nil)
 	return r.Value, err
 }
 
@@ -121,7 +128,11 @@ func (l *Loader[V]) hit(key string) *entry[V] {
 // and for other callers, who get its result; and this caller may get the result of somebody else's function. So it
 // must depend on nothing but ctx and key, and what it captures must never change: no request, no transaction.
 func (l *Loader[V]) GetWith(ctx context.Context, key string, load func(ctx context.Context, key string) (V, error)) (V, error) {
-	if e := l.hit(key); e != nil && load != nil {
+	if load == nil {
+		var none V
+		return none, invalid("load", "nil")
+	}
+	if e := l.hit(key); e != nil {
 		return e.value, e.err
 	}
 	r, err := l.get(ctx, key, load)
@@ -144,32 +155,33 @@ type Result[V any] struct {
 
 // GetResult is Get, and says how the value came. With an error, the Result holds what is known beside it.
 func (l *Loader[V]) GetResult(ctx context.Context, key string) (Result[V], error) {
-	return l.get(ctx, key, l.load)
+	return l.get(ctx, key, nil)
 }
 
-// get is Get without the shortcut: steps 0 and 1.
-func (l *Loader[V]) get(ctx context.Context, key string, load loadFunc[V]) (Result[V], error) {
-	key, load, err := l.mayLoad(ctx, key, load)
+// get is Get without the shortcut: steps 0 and 1. load is nil for the Loader's own.
+func (l *Loader[V]) get(ctx context.Context, given string, load loadFunc[V]) (Result[V], error) {
+	key, load, err := l.mayLoad(ctx, given, load)
 	if err != nil {
 		return Result[V]{}, err
 	}
+	t := ticket[V]{key: key, given: given, load: load, ask: AskLeft}
 	for {
-		if r, err, ok := l.remembered(ctx, key, load); ok {
+		if r, err, ok := l.remembered(ctx, t); ok {
 			return r, err
 		}
-		c, led, err := l.flights.join(ctx, ticket[V]{key: key, load: load, ask: AskLeft})
+		p, err := l.flights.join(ctx, t)
 		if err != nil {
 			return Result[V]{}, err
 		}
-		if a, ok := l.wait(ctx, c, led); ok {
+		if a, ok := l.wait(ctx, p); ok {
 			return l.answered(key, a)
 		}
 	}
 }
 
 // remembered answers from L1, if that may be done at once, and lets an entry be refreshed that is due.
-func (l *Loader[V]) remembered(ctx context.Context, key string, load loadFunc[V]) (r Result[V], err error, ok bool) {
-	e := l.local.get(key)
+func (l *Loader[V]) remembered(ctx context.Context, t ticket[V]) (r Result[V], err error, ok bool) {
+	e := l.local.get(t.key)
 	if e == nil || e.pass || !l.local.current(e) {
 		return r, nil, false
 	}
@@ -177,27 +189,31 @@ func (l *Loader[V]) remembered(ctx context.Context, key string, load loadFunc[V]
 	switch e.inL1(now) {
 	case Fresh:
 	case Early:
-		l.refreshBehind(ctx, e, load, now)
+		l.refreshBehind(ctx, e, t, now)
 	case Stale:
 		how = EventStale
-		l.refreshBehind(ctx, e, load, now)
-		if l.cfg.SoftTimeout > 0 && l.flights.flying(key) {
+		l.refreshBehind(ctx, e, t, now)
+		if l.cfg.SoftTimeout > 0 && l.flights.flying(t.key) {
 			return r, nil, false // it knows the entry, and will hand it out in time
 		}
 	default:
 		return r, nil, false
 	}
-	r, err = l.answered(key, answer[V]{entry: e, how: how, err: e.err})
+	r, err = l.answered(t.key, answer[V]{entry: e, how: how, err: e.err})
 	return r, err, true
 }
 
-// mayLoad checks what does not depend on the state of the key, and spells it.
+// mayLoad checks what does not depend on the state of the key, and spells it. load is nil for the Loader's own; what is
+// returned is nil for a bulk load.
 func (l *Loader[V]) mayLoad(ctx context.Context, key string, load loadFunc[V]) (string, loadFunc[V], error) {
+	if load == nil {
+		load = l.load
+	}
 	key, load, err := l.spell(key, load)
 	switch {
 	case err != nil:
 		return key, load, err
-	case load == nil:
+	case load == nil && l.bulk == nil:
 		return key, load, invalid("load", "nil; a Loader made without a load function has GetWith only")
 	case outerFill(ctx).loads(l, key):
 		return key, load, invalid("key", "%q is being loaded by the very load that asks for it", key)
@@ -207,15 +223,15 @@ func (l *Loader[V]) mayLoad(ctx context.Context, key string, load loadFunc[V]) (
 
 // refreshBehind starts a background refresh of an entry that is due, unless one was tried a moment ago. The moment is a
 // LockTTL, by then a node that died at it has been replaced, or what the last try found out.
-func (l *Loader[V]) refreshBehind(ctx context.Context, e *entry[V], load loadFunc[V], now int64) {
+func (l *Loader[V]) refreshBehind(ctx context.Context, e *entry[V], t ticket[V], now int64) {
 	hit, retry := e.hit.Load(), e.retry.Load()
 	if next := now + l.cfg.LockTTL.Microseconds(); now >= retry && e.retry.CompareAndSwap(retry, next) {
-		ask := AskOnce
-		if retry != 0 || l.cfg.SoftTimeout > 0 {
-			ask = AskLeft // not the first try: see that what is in the way has an end; or somebody waits for it
+		t.behind = true
+		if retry == 0 && l.cfg.SoftTimeout == 0 {
+			t.ask = AskOnce // nobody waits; a second try sees that what is in the way has an end
 		}
 		// The only error is ErrClosed: then there is nobody to refresh for.
-		_, _, _ = l.flights.join(ctx, ticket[V]{key: e.key, load: load, ask: ask, behind: true})
+		_, _ = l.flights.join(ctx, t)
 		retry = next
 	}
 	if hit != 0 { // what is fresh still is served without a thought until the next try
@@ -225,8 +241,9 @@ func (l *Loader[V]) refreshBehind(ctx context.Context, e *entry[V], load loadFun
 
 // wait returns the answer of a flight. It reports false when the flight ended without one, or with a value that has become
 // too old since: then the caller looks again.
-func (l *Loader[V]) wait(ctx context.Context, c *call[V], led bool) (answer[V], bool) {
-	defer l.flights.leave(c)
+func (l *Loader[V]) wait(ctx context.Context, p place[V]) (answer[V], bool) {
+	c := p.call
+	defer l.flights.leave(p)
 	began := l.timed()
 	select {
 	case <-c.ready:
@@ -251,7 +268,7 @@ func (l *Loader[V]) wait(ctx context.Context, c *call[V], led bool) (answer[V], 
 			}
 		}
 	}
-	if !led && (a.how == EventLed || a.how == EventShared || a.how == EventWaited) {
+	if !p.led && (a.how == EventLed || a.how == EventShared || a.how == EventWaited) {
 		a.how = EventJoined
 	}
 	a.waited = l.took(began)
@@ -260,47 +277,22 @@ func (l *Loader[V]) wait(ctx context.Context, c *call[V], led bool) (answer[V], 
 
 // Refresh loads the keys now, whatever is cached, and returns when that is done: with nil, or the errors of the keys that
 // failed. It ends a back-off. Where another node is loading a key already, it waits for that load instead: to see a
-// write that was just made, use Expire or Invalidate.
+// write that was just made, use Expire or Invalidate. It takes 256 keys at a time, with one call of a bulk load function
+// for them; each key is an event.
 func (l *Loader[V]) Refresh(ctx context.Context, keys ...string) error {
-	errs := make([]error, len(keys))
-	var g errgroup.Group
-	g.SetLimit(min(l.cfg.MaxLoads, 64))
-	for i, key := range keys {
-		g.Go(func() error {
-			if err := l.refresh(ctx, key); !errors.Is(err, ErrNotFound) {
-				errs[i] = err
+	var errs []error
+	for some := range slices.Chunk(keys, refreshAtOnce) {
+		l.each(ctx, some, true, func(_ string, _ Result[V], err error) {
+			if err != nil && !errors.Is(err, ErrNotFound) {
+				errs = append(errs, err)
 			}
-			return nil
 		})
 	}
-	_ = g.Wait() // errors are in errs, all of them
 	return errors.Join(errs...)
 }
 
-func (l *Loader[V]) refresh(ctx context.Context, key string) error {
-	key, load, err := l.mayLoad(ctx, key, l.load)
-	if err != nil {
-		return err
-	}
-	for {
-		c, led, err := l.flights.join(ctx, ticket[V]{key: key, load: load, ask: AskForce, forced: true})
-		if err != nil {
-			return err
-		}
-		if !c.forced { // an ordinary flight is on its way, and may end without a load
-			select {
-			case <-c.done:
-				continue
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-		}
-		if a, ok := l.wait(ctx, c, led); ok {
-			_, err := l.answered(key, a)
-			return err
-		}
-	}
-}
+// refreshAtOnce is how many keys Refresh has in hand.
+const refreshAtOnce = 256
 
 // Peek returns what is there, fresh or stale, without loading it or changing anything. It reports false for nothing, for a
 // cached absence, and where the store does not answer.

@@ -14,6 +14,11 @@ import (
 
 // fly flies a call to its end.
 func (l *Loader[V]) fly(c *call[V]) {
+	defer func() {
+		if c.seat != nil {
+			c.seat.leave()
+		}
+	}()
 	err := l.refill(c)
 	if down := (*storeError)(nil); errors.As(err, &down) {
 		l.emit(Event{Kind: EventStoreError, Key: c.key, Err: down.err})
@@ -119,14 +124,27 @@ func (l *Loader[V]) offer(c *call[V], e *entry[V], f Freshness, how EventKind) (
 
 // look asks the store.
 func (l *Loader[V]) look(c *call[V]) (done bool, err error) {
-	c.at = l.local.note(c.key)
-	ctx, cancel := l.storeCtx(c.ctx)
-	defer cancel()
-	record, err := l.store.Get(ctx, l.full(c.key))
+	s, err := l.sight(c)
 	if err != nil {
 		return false, &storeError{err}
 	}
-	return l.take(c, record, EventShared), nil
+	c.at = s.at
+	return l.take(c, s.record, EventShared), nil
+}
+
+// sight reads the store, or takes what the group of c has read.
+func (l *Loader[V]) sight(c *call[V]) (s sighting, err error) {
+	if g := c.group; g != nil && !c.sighted {
+		c.sighted = true
+		if s, err, ok := g.sight(c); ok {
+			return s, err
+		}
+	}
+	s.at = l.local.note(c.key)
+	ctx, cancel := l.storeCtx(c.ctx)
+	defer cancel()
+	s.record, err = l.store.Get(ctx, l.full(c.key))
+	return s, err
 }
 
 // take looks at a record that the store gave. Fresh, or made by the very load that c waits for, it is the answer: the
@@ -158,6 +176,9 @@ func (l *Loader[V]) take(c *call[V], record []byte, how EventKind) (done bool) {
 // slot waits for one of the MaxLoads, until impatient is ready or there is a note: somebody else's load may make ours
 // needless. A load that waits for this flight must not let it queue: it may hold the last slot itself.
 func (l *Loader[V]) slot(c *call[V], notes <-chan Note, impatient <-chan time.Time) (free func(), note *Note, err error) {
+	if c.load == nil {
+		return l.bulkSlot(c, notes, impatient)
+	}
 	if l.slots == nil {
 		return func() {}, nil, nil
 	}
@@ -471,7 +492,7 @@ func (r *loaded[V]) failed() bool { return r.err != nil && !errors.Is(r.err, Err
 // run calls the load function on a goroutine of its own, so that neither a panic nor a function that does not heed its ctx
 // harms more than this flight. It owns free: the slot is free when the function has returned.
 func (l *Loader[V]) run(c *call[V], free func()) loaded[V] {
-	fill := &Fill{loader: l, key: c.key, outer: outerFill(c.ctx)}
+	fill := &Fill{loader: l, key: c.key, given: c.given, outer: outerFill(c.ctx)}
 	if old := c.old; old != nil && old.err == nil {
 		fill.previous = old.value
 		if old.more != nil {
@@ -513,17 +534,23 @@ func (l *Loader[V]) run(c *call[V], free func()) loaded[V] {
 	return r
 }
 
+var errGoexit = errors.New("refill: the load function ended its goroutine")
+
 var errLoadTimeout = errors.New("refill: longer than LoadTimeout")
 
 // protect sends what the load function returns; a panic or a runtime.Goexit becomes an error.
 func protect[V any](ctx context.Context, c *call[V], done chan<- loaded[V]) {
-	r := loaded[V]{err: errors.New("refill: the load function ended its goroutine"), panicked: true}
+	r := loaded[V]{err: errGoexit, panicked: true}
 	defer func() {
 		if p := recover(); p != nil {
 			r.err = &panicError{p, debug.Stack()}
 		}
 		done <- r
 	}()
+	if c.load == nil {
+		r = c.seat.load(ctx)
+		return
+	}
 	value, err := c.load(ctx, c.key)
 	r = loaded[V]{value: value, err: err}
 }

@@ -20,6 +20,7 @@ type spy struct {
 	stuck atomic.Bool // calls are not answered
 	calls atomic.Int64
 	gets  atomic.Int64
+	many  atomic.Int64 // GetManys
 
 	mu       sync.Mutex
 	hear     func(refill.Note)
@@ -157,6 +158,7 @@ func (s *spy) Expire(ctx context.Context, by string, keys ...string) error {
 }
 
 func (s *spy) GetMany(ctx context.Context, keys ...string) ([][]byte, error) {
+	s.many.Add(1)
 	if err := s.call(ctx); err != nil {
 		return nil, err
 	}
