@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime/debug"
 	"slices"
 	"sync"
@@ -164,7 +165,8 @@ type group[V any] struct {
 // sighting is what a look at the store has shown.
 type sighting struct {
 	record []byte
-	at     epoch
+	at     epoch  // noted before
+	marks  *marks // of its tags, if they have been read, too
 }
 
 func newGroup[V any](l *Loader[V], ctx context.Context) *group[V] {
@@ -192,26 +194,47 @@ func (g *group[V]) complete() {
 	go g.look()
 }
 
-// look reads the store for all, in one exchange.
+// look reads the store for all: one exchange, and one more where values have tags.
 func (g *group[V]) look() {
 	defer close(g.read)
-	ctx, cancel := g.l.storeCtx(g.ctx)
+	l := g.l
+	ctx, cancel := l.storeCtx(g.ctx)
 	defer cancel()
-	keys := make([]string, len(g.calls))
-	found := make(map[*call[V]]sighting, len(g.calls))
-	for i, c := range g.calls {
-		keys[i] = g.l.full(c.key)
-		found[c] = sighting{at: g.l.local.note(c.key)}
+	if g.err = l.askAll(ctx); g.err != nil {
+		return
 	}
-	records, err := g.l.store.GetMany(ctx, keys...)
+	found := make(map[*call[V]]sighting, len(g.calls))
+	for _, c := range g.calls {
+		found[c] = sighting{at: l.local.note(c.key)}
+	}
+	records, err := g.records(ctx)
+	if err != nil {
+		g.err = err
+		return
+	}
+	tags := make(map[string]bool)
+	for _, record := range records {
+		for _, tag := range recordTags(record) {
+			tags[tag] = true
+		}
+	}
+	marks, err := l.marksOf(ctx, slices.Collect(maps.Keys(tags)))
 	if err != nil {
 		g.err = err
 		return
 	}
 	for i, c := range g.calls {
-		found[c] = sighting{records[i], found[c].at}
+		found[c] = sighting{record: records[i], at: found[c].at, marks: marks}
 	}
 	g.found = found
+}
+
+func (g *group[V]) records(ctx context.Context) ([][]byte, error) {
+	keys := make([]string, len(g.calls))
+	for i, c := range g.calls {
+		keys[i] = g.l.full(c.key)
+	}
+	return g.l.store.GetMany(ctx, keys...)
 }
 
 // sight is what the group has read for a call, once. It reports false for a call that was not to be read for.

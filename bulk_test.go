@@ -441,6 +441,7 @@ func TestRefreshMany(t *testing.T) {
 		d := &table{took: 10 * ms}
 		l := bulk(t, d, refill.Config{})
 		all(t, l, names(0, 300))
+		synctest.Wait() // a flight that is about to end would be waited for, and its key loaded after the others
 		d.asked()
 		if err := l.Refresh(t.Context(), names(0, 300)...); err != nil {
 			t.Fatal(err)

@@ -2,6 +2,7 @@ package refill
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 )
@@ -17,8 +18,8 @@ type Fill struct {
 
 	parts map[string]*Fill // of a bulk load: those of its keys; written before it begins
 
-	previous  any // the value that this load is to replace, nil for none
-	validator string
+	previous any // the value that this load is to replace, nil for none
+	old      *more
 
 	mu     sync.Mutex
 	sealed bool
@@ -32,6 +33,7 @@ type terms struct {
 	ownStale      bool
 	noStore       bool
 	validator     string
+	tags          []string
 }
 
 type fillKey struct{}
@@ -61,6 +63,32 @@ func (f *Fill) SetStaleFor(d time.Duration) {
 	f.set(func(t *terms) { t.staleFor, t.ownStale = min(max(d, 0), maxSpan), true })
 }
 
+// Tag puts the value into groups that InvalidateTag and ExpireTag void at once: the shop whose prices it shows, the tables
+// that it was read from. At most 64, in any spelling but the empty one. A tagged value costs one more command when it is
+// read from the store, none when it comes from L1.
+func (f *Fill) Tag(tags ...string) {
+	f.set(func(t *terms) {
+		for _, tag := range tags {
+			if !slices.Contains(t.tags, tag) {
+				t.tags = append(t.tags, tag)
+			}
+		}
+	})
+}
+
+const maxTags = 64
+
+// check says what is wrong with the terms.
+func (t *terms) check() error {
+	if len(t.tags) > maxTags {
+		return invalid("tag", "%d tags, at most %d", len(t.tags), maxTags)
+	}
+	if slices.Contains(t.tags, "") {
+		return invalid("tag", "empty")
+	}
+	return nil
+}
+
 // NoStore keeps this value out of the store and of L1: it goes to those in this process who wait for it, and to nobody else.
 // That is remembered, for 10 s or what SetTTL says (0: not at all): until then a load of the key waits for none on another
 // node, since none can help it (Varnish calls it hit-for-miss), and what it returns is not stored, either. Refresh,
@@ -82,11 +110,14 @@ func (f *Fill) SetValidator(validator string) {
 func Previous[V any](ctx context.Context) (value V, validator string, ok bool) {
 	f := FillFrom(ctx)
 	value, ok = f.previous.(V)
-	return value, f.validator, ok
+	if f.old != nil {
+		validator = f.old.validator
+	}
+	return value, validator, ok
 }
 
 // NotModified is what a load function returns when the database says that the previous value is still good: the value with
-// its validator, for another life. Without a previous value it returns an error that wraps ErrInvalid.
+// its validator and its tags, for another life. Without a previous value it returns an error that wraps ErrInvalid.
 //
 //	_, version, ok := refill.Previous[Product](ctx)
 //	if ok && version == current {
@@ -97,7 +128,11 @@ func NotModified[V any](ctx context.Context) (V, error) {
 	if !ok {
 		return value, invalid("NotModified", "there is no previous value of type %T", value)
 	}
-	FillFrom(ctx).SetValidator(validator)
+	f := FillFrom(ctx)
+	f.SetValidator(validator)
+	if f.old != nil {
+		f.Tag(f.old.tags...)
+	}
 	return value, nil
 }
 

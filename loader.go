@@ -28,6 +28,8 @@ type Loader[V any] struct {
 	flights  *flights[V]
 	gather   gather[V]
 	slots    chan struct{}  // one per running load; nil = no limit
+	all      wholly         // the mark of everything, see tags.go
+	held     held           // tags whose marks are there
 	failures failures       // loads that failed a moment ago
 	voids    *voids         // invalidations that the store did not take yet
 	later    sync.WaitGroup // what flights left behind: a lease to give back
@@ -66,6 +68,7 @@ func newLoader[V any](
 	}
 	l := &Loader[V]{name: name, node: newNode(), cfg: cfg, load: load, bulk: bulk}
 	l.store = newBreaker(cfg.Shared, cfg.StoreTimeout, func(k EventKind, err error) { l.emit(Event{Kind: k, Err: err}) })
+	l.all.asking = make(chan struct{}, 1)
 	l.failures.byKey = make(map[string]pastFailure)
 	l.codec, l.kind = codecFor[V](cfg.Codec)
 	if l.leaveName, err = names.enter(cfg.Shared, name, l.kind); err != nil {
@@ -81,7 +84,7 @@ func newLoader[V any](
 	if cfg.MaxLoads < maxSlots {
 		l.slots = make(chan struct{}, cfg.MaxLoads)
 	}
-	l.voids = newVoids(l.void, l.voided)
+	l.voids = newVoids(l.voidAgain, l.voided)
 	l.stopListening = l.store.Listen(name, l.hear)
 	for _, doubt := range cfg.advice() {
 		l.emit(Event{Kind: EventConfigDoubt, Err: doubt})
@@ -313,6 +316,11 @@ func (l *Loader[V]) Peek(ctx context.Context, key string) (Result[V], bool) {
 			return Result[V]{}, false
 		}
 		e, how = l.decode(key, record, epoch{}), EventShared
+		if e != nil {
+			if fine, err := l.stands(ctx, e, nil); err != nil || !fine {
+				return Result[V]{}, false
+			}
+		}
 	}
 	if e == nil || e.pass || e.err != nil {
 		return Result[V]{}, false

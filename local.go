@@ -27,11 +27,13 @@ type local[V any] struct {
 	leastCost int64                               // of an entry, so that bytes bound the number, too
 
 	stripes [epochStripes]atomic.Uint32 // raised for a key: voids it, and those that share its stripe
+	tags    [tagStripes]atomic.Int64    // when a tag was voided last, µs by the store's clock
 	session atomic.Uint64               // raised for all; odd = the subscription stands
 }
 
 const (
 	epochStripes = 1 << 16
+	tagStripes   = 1 << 13
 	maxFront     = 1 << 12
 	noSession    = ^uint64(0)     // of entries that were read while the subscription was down
 	closedFor    = ^uint64(0) - 1 // session after close
@@ -62,6 +64,8 @@ type entry[V any] struct {
 type more struct {
 	validator string
 	tags      []string
+	stripes   []uint16 // of the tags, see local.tags
+	checked   int64    // a tag that was voided before then does not concern this value, µs
 }
 
 // epoch is when an entry's read began, in events instead of time.
@@ -127,7 +131,7 @@ func (l *local[V]) current(e *entry[V]) bool {
 
 // unvoided is the weaker promise that is left while announcements cannot be heard: none was heard about e.
 func (l *local[V]) unvoided(e *entry[V]) bool {
-	return e.at.stripe == l.stripes[e.hash%epochStripes].Load()
+	return e.at.stripe == l.stripes[e.hash%epochStripes].Load() && (e.more == nil || l.grouped(e))
 }
 
 // get returns the entry of key, if there is one; the caller judges it.
@@ -175,6 +179,16 @@ func (l *local[V]) void(key string) {
 	if l.back != nil {
 		l.front.drop(h, key)
 		l.back.Del(h)
+	}
+}
+
+// voidAll makes all that is known invalid, and every read that has begun.
+func (l *local[V]) voidAll() {
+	for {
+		s := l.session.Load()
+		if s == closedFor || l.session.CompareAndSwap(s, s+2) {
+			return
+		}
 	}
 }
 

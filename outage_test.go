@@ -70,8 +70,8 @@ func TestBreakerIgnoresQuickFailures(t *testing.T) {
 		for i := range 20 {
 			get(t, l, fmt.Sprint(i))
 		}
-		if ev.of(refill.EventBreakerOpen) != 0 || s.gets.Load() != 20 {
-			t.Errorf("%d of 20 Gets asked the store: %v", s.gets.Load(), ev.count)
+		if ev.of(refill.EventBreakerOpen) != 0 || s.calls.Load() < 20 {
+			t.Errorf("%d calls of the store for 20 Gets: %v", s.calls.Load(), ev.count)
 		}
 	})
 }

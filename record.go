@@ -142,6 +142,22 @@ func (r *Record) readExtra(b []byte) bool {
 	return !c.bad
 }
 
+// recordTags returns the tags of the record in b without reading the rest, nil for none.
+func recordTags(b []byte) []string {
+	if len(b) < minRecord || string(b[:offExpired]) != recordMagic {
+		return nil
+	}
+	var r Record
+	c := cursor{b: b[offToken:]}
+	c.take(int(c.byte()))
+	c.take(1 + 5*8)
+	c.take(int(c.uint16()))
+	if !r.readExtra(c.take(int(c.uint16()))) || c.bad {
+		return nil
+	}
+	return r.Tags
+}
+
 // DecodeRecord reads a record. Payload points into b. The error says only that b is none.
 func DecodeRecord(b []byte) (Record, error) {
 	if len(b) < minRecord || string(b[:offExpired]) != recordMagic ||

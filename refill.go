@@ -128,8 +128,7 @@ func (l *Loader[V]) look(c *call[V]) (done bool, err error) {
 	if err != nil {
 		return false, &storeError{err}
 	}
-	c.at = s.at
-	return l.take(c, s.record, EventShared), nil
+	return l.take(c, s, EventShared)
 }
 
 // sight reads the store, or takes what the group of c has read.
@@ -140,9 +139,12 @@ func (l *Loader[V]) sight(c *call[V]) (s sighting, err error) {
 			return s, err
 		}
 	}
-	s.at = l.local.note(c.key)
 	ctx, cancel := l.storeCtx(c.ctx)
 	defer cancel()
+	if err := l.askAll(ctx); err != nil {
+		return s, err
+	}
+	s.at = l.local.note(c.key)
 	s.record, err = l.store.Get(ctx, l.full(c.key))
 	return s, err
 }
@@ -150,16 +152,26 @@ func (l *Loader[V]) sight(c *call[V]) (s sighting, err error) {
 // take looks at a record that the store gave. Fresh, or made by the very load that c waits for, it is the answer: the
 // latter whatever its age, or a load longer than TTL would let one node after the other load again. A stale one is
 // handed out at once, and c goes on as a refresh.
-func (l *Loader[V]) take(c *call[V], record []byte, how EventKind) (done bool) {
-	c.seen = RecordToken(record) // also that of a record that cannot be read: the claim compares nothing else
-	e := l.decode(c.key, record, c.at)
+func (l *Loader[V]) take(c *call[V], s sighting, how EventKind) (done bool, err error) {
+	c.seen = RecordToken(s.record) // also that of a record that cannot be read: the claim compares nothing else
+	c.at = s.at
+	e := l.decode(c.key, s.record, c.at)
 	if e == nil {
-		return false
+		return false, nil
+	}
+	if how == EventWaited {
+		if !l.local.unvoided(e) { // its load began before a group of it was voided
+			return false, nil
+		}
+	} else if fine, err := l.stands(c.ctx, e, s.marks); err != nil {
+		return false, &storeError{err}
+	} else if !fine {
+		return false, nil
 	}
 	f := e.life.at(l.now())
 	if e.pass {
-		l.keep(e, len(record))
-		return f <= Early && !c.forced && l.pass(c)
+		l.keep(e, len(s.record))
+		return f <= Early && !c.forced && l.pass(c), nil
 	}
 	if e.token == c.lostTo {
 		f, how = Fresh, EventWaited
@@ -168,9 +180,9 @@ func (l *Loader[V]) take(c *call[V], record []byte, how EventKind) (done bool) {
 		if f >= Early {
 			e.retry.Store(l.now() + l.cfg.LockTTL.Microseconds()) // this flight is the refresh
 		}
-		l.keep(e, len(record))
+		l.keep(e, len(s.record))
 	}
-	return l.offer(c, e, f, how)
+	return l.offer(c, e, f, how), nil
 }
 
 // slot waits for one of the MaxLoads, until impatient is ready or there is a note: somebody else's load may make ours
@@ -248,7 +260,8 @@ func (l *Loader[V]) react(c *call[V], n Note) (look, done bool, err error) {
 	if awaited := n.Token == c.lostTo && c.lostTo != ""; awaited {
 		switch {
 		case n.Kind == NoteFilled && len(n.Record) > 0:
-			return false, l.take(c, n.Record, EventWaited), nil
+			done, err := l.take(c, sighting{record: n.Record, at: c.at}, EventWaited)
+			return false, done, err
 		case n.Kind == NoteFailed:
 			return false, false, l.loadErrorOf(c.key, n.Failure, 0)
 		}
@@ -276,7 +289,8 @@ func (l *Loader[V]) lead(c *call[V], token string, asked time.Time, free func())
 		return true, false, nil
 	case claim.State == ClaimOther: // somebody published between our look and our lease
 		free()
-		return false, l.take(c, claim.Record, EventShared), nil
+		done, err := l.take(c, sighting{record: claim.Record, at: c.at}, EventShared)
+		return false, done, err
 	}
 	return false, true, l.fill(c, token, asked, claim.Now, free)
 }
@@ -316,6 +330,9 @@ func (l *Loader[V]) fill(c *call[V], token string, asked, began time.Time, free 
 
 // publish stores the record if the claim is still this fill's. The callers of this flight get their value either way.
 func (l *Loader[V]) publish(c *call[V], token string, e *entry[V], record []byte) {
+	if e.more != nil {
+		l.hold(c, e.more.tags)
+	}
 	ctx, cancel := l.storeCtx(c.ctx)
 	defer cancel()
 	state, err := l.store.Publish(ctx, Publication{
@@ -441,7 +458,7 @@ func (l *Loader[V]) loadAlone(c *call[V], free func(), keep bool) error {
 // serveUnheard serves an entry of L1 that would be asked about if there were anybody to ask. It reports whether c is done.
 func (l *Loader[V]) serveUnheard(c *call[V]) bool {
 	e := l.local.get(c.key)
-	if e == nil || e.pass || c.forced || !l.local.unvoided(e) {
+	if e == nil || e.pass || c.forced || !l.local.unvoided(e) || e.life.began <= l.all.invalidated.Load() {
 		return false
 	}
 	return l.offer(c, e, e.life.at(l.now()), EventHit)
@@ -495,9 +512,7 @@ func (l *Loader[V]) run(c *call[V], free func()) loaded[V] {
 	fill := &Fill{loader: l, key: c.key, given: c.given, outer: outerFill(c.ctx)}
 	if old := c.old; old != nil && old.err == nil {
 		fill.previous = old.value
-		if old.more != nil {
-			fill.validator = old.more.validator
-		}
+		fill.old = old.more
 	}
 	ctx, cancel := context.WithTimeoutCause(context.WithValue(c.ctx, fillKey{}, fill), l.cfg.LoadTimeout, errLoadTimeout)
 	defer cancel()
@@ -582,7 +597,7 @@ func (l *Loader[V]) storeCtx(ctx context.Context) (context.Context, context.Canc
 // encode makes the record of what was loaded, and the entry that a reader of that record gets: so all nodes see the same,
 // also where the codec leaves something out. On an error the entry has the value as it was loaded.
 func (l *Loader[V]) encode(c *call[V], token string, began time.Time, r loaded[V]) (*entry[V], []byte, error) {
-	rec := Record{Token: token, LoadBegan: began, LoadTook: r.took, Kind: l.kind, Validator: r.terms.validator}
+	rec := Record{Token: token, LoadBegan: began, LoadTook: r.took, Kind: l.kind, Validator: r.terms.validator, Tags: r.terms.tags}
 	l.plan(&rec, r)
 	asLoaded := l.entry(c.key, &rec, c.at)
 	asLoaded.value = r.value
@@ -595,6 +610,9 @@ func (l *Loader[V]) encode(c *call[V], token string, began time.Time, r loaded[V
 	}
 	var record []byte
 	err := safely(func() (err error) {
+		if err = r.terms.check(); err != nil {
+			return err
+		}
 		if !rec.NotFound {
 			if rec.Payload, err = l.codec.Marshal(r.value); err != nil {
 				return err
@@ -665,7 +683,10 @@ func (l *Loader[V]) decode(key string, record []byte, at epoch) *entry[V] {
 func (l *Loader[V]) entry(key string, r *Record, at epoch) *entry[V] {
 	e := &entry[V]{key: key, hash: l.local.hash(key), token: r.Token, life: lifeOf(r), at: at, pass: r.NoStore}
 	if r.Validator != "" || len(r.Tags) > 0 {
-		e.more = &more{r.Validator, r.Tags}
+		e.more = &more{validator: r.Validator, tags: r.Tags, checked: e.life.began}
+		for _, tag := range r.Tags {
+			e.more.stripes = append(e.more.stripes, l.local.tagStripe(spelled(tag)))
+		}
 	}
 	e.life.early = refreshFrom(e.life, r.LoadTook, l.cfg.EarlyRefresh, l.cfg.XFetch, l.local.drawn(r.Token))
 	return e

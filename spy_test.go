@@ -22,6 +22,8 @@ type spy struct {
 	gets  atomic.Int64
 	many  atomic.Int64 // GetManys
 
+	forgetTags atomic.Bool // it knows no tag
+
 	mu       sync.Mutex
 	hear     func(refill.Note)
 	held     []refill.Note // announcements on their way, while hold is set
@@ -168,6 +170,9 @@ func (s *spy) GetMany(ctx context.Context, keys ...string) ([][]byte, error) {
 func (s *spy) Tags(ctx context.Context, tags ...string) ([]refill.TagState, error) {
 	if err := s.call(ctx); err != nil {
 		return nil, err
+	}
+	if s.forgetTags.Load() {
+		return make([]refill.TagState, len(tags)), nil
 	}
 	return s.Store.Tags(ctx, tags...)
 }

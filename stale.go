@@ -40,12 +40,29 @@ const maxFuture = int64(time.Second / time.Microsecond)
 // Expire may have moved forward, never back.
 func lifeOf(r *Record) life {
 	l := life{began: micros(r.LoadBegan), fresh: micros(r.FreshUntil)}
-	if e := micros(r.ExpiredAt); e != 0 {
-		l.fresh = min(l.fresh, e)
-	}
 	l.early = l.fresh
 	l.stale = l.fresh + r.StaleFor.Microseconds()
 	l.dead = max(l.stale, l.fresh+r.StaleIfError.Microseconds())
+	if e := micros(r.ExpiredAt); e != 0 {
+		return l.expiredAt(e)
+	}
+	return l
+}
+
+// expiredAt is the life of a value that was expired at a moment: its windows count from there, and it is fresh no more,
+// also for a node whose idea of the store's clock is a moment behind. It never makes one younger.
+func (l life) expiredAt(at int64) life {
+	if at >= l.fresh {
+		return l
+	}
+	staleFor, spareFor := l.stale-l.fresh, l.dead-l.fresh
+	l.early, l.fresh, l.stale, l.dead = l.began, l.began, l.began, l.began
+	if staleFor > 0 {
+		l.stale = at + staleFor
+	}
+	if spareFor > 0 {
+		l.dead = at + spareFor
+	}
 	return l
 }
 

@@ -23,8 +23,12 @@ func TestLifeAt(t *testing.T) {
 		}
 	}
 	r.ExpiredAt = time.UnixMicro(1200)
-	if l := lifeOf(&r); l.fresh != 1200 || l.stale != 1700 || l.dead != 2000 {
-		t.Errorf("expired at 1200: %+v, its windows must count from there", l)
+	if l := lifeOf(&r); l.at(1100) != Stale || l.stale != 1700 || l.dead != 2000 {
+		t.Errorf("expired at 1200: %+v, its windows must count from there, and no clock make it fresh again", l)
+	}
+	none := Record{LoadBegan: r.LoadBegan, FreshUntil: r.FreshUntil, ExpiredAt: r.ExpiredAt}
+	if f := lifeOf(&none).at(1100); f != Dead {
+		t.Errorf("expired, and nothing stale may be served: %v by a clock that is behind", f)
 	}
 	r.ExpiredAt = time.UnixMicro(2600) // Expire of a value that is stale already must not make it younger
 	if l := lifeOf(&r); l.fresh != 2000 {

@@ -3,6 +3,7 @@ package refill
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -13,6 +14,7 @@ import (
 func (l *Loader[V]) hear(n Note) {
 	switch n.Kind {
 	case NoteUp:
+		l.all.next.Store(0) // something may have been missed
 		l.local.heard(true)
 		l.flights.detachAll() // what they load may have been invalidated meanwhile
 		l.flights.tell("", n) // whoever waits may have missed what it waits for
@@ -26,6 +28,9 @@ func (l *Loader[V]) hear(n Note) {
 		return
 	case NoteWarning:
 		l.emit(Event{Kind: EventStoreDoubt, Err: n.Err})
+		return
+	case NoteTagInvalidated, NoteTagExpired:
+		l.dropTag(n.Key, micros(n.At), n.Kind == NoteTagExpired) // our own, too: its moment is the store's
 		return
 	}
 	key := strings.TrimPrefix(n.Key, l.name+":")
@@ -109,7 +114,7 @@ func (l *Loader[V]) voidAll(ctx context.Context, keys []string, soft bool) error
 		l.drop(key)
 	}
 	if err != nil {
-		l.voids.add(full, soft, time.Now().Add(l.longestLife()))
+		l.voids.add(full, voiding{soft: soft, until: time.Now().Add(l.longestLife())})
 		return fmt.Errorf("refill: %d of %d keys may still be in the store, trying on: %w", len(full), len(keys), err)
 	}
 	return nil
@@ -129,31 +134,49 @@ func (l *Loader[V]) longestLife() time.Duration {
 	return l.cfg.TTL + max(l.cfg.StaleFor, l.cfg.StaleIfError) + l.cfg.LoadTimeout
 }
 
-// voided reports what became of keys whose voiding had failed.
-func (l *Loader[V]) voided(full string, err error) {
+// voidAgain tries what had failed.
+func (l *Loader[V]) voidAgain(ctx context.Context, full string, v voiding) error {
+	if v.tag {
+		return l.mark(ctx, []string{full}, v.soft)
+	}
+	return l.void(ctx, []string{full}, v.soft)
+}
+
+// voided reports what became of something whose voiding had failed.
+func (l *Loader[V]) voided(full string, v voiding, err error) {
 	key := strings.TrimPrefix(full, l.name+":")
-	l.drop(key) // a Get since the failure may have read the old value, and our own announcement is not heard here
+	if v.tag {
+		l.dropTag(full, l.now(), v.soft)
+	} else {
+		l.drop(key) // a Get since the failure may have read the old value, and our own announcement is not heard here
+	}
 	l.emit(Event{Kind: EventVoidRetried, Key: key, Err: err})
 }
 
 // voids are the Invalidates and Expires that the store did not take, tried again until it does or the values have died of
 // age. A goroutine runs while there are any.
 type voids struct {
-	try   func(ctx context.Context, full []string, soft bool) error
-	tell  func(full string, err error)
+	try   func(ctx context.Context, full string, v voiding) error
+	tell  func(full string, v voiding, err error)
 	bell  chan struct{} // rung when the store is back
 	ctx   context.Context
 	stop  context.CancelFunc
 	group sync.WaitGroup
 
 	mu      sync.Mutex
-	pending map[string]pendingVoid // by full key
+	pending map[pendingVoid]voiding
 	running bool
 }
 
+// pendingVoid is a key or a tag: the same text may be both.
 type pendingVoid struct {
-	soft  bool
-	until time.Time
+	full string
+	tag  bool
+}
+
+type voiding struct {
+	soft, tag bool
+	until     time.Time
 }
 
 const (
@@ -161,23 +184,28 @@ const (
 	voidPause = 500 * time.Millisecond
 )
 
-func newVoids(try func(context.Context, []string, bool) error, tell func(string, error)) *voids {
-	v := &voids{try: try, tell: tell, bell: make(chan struct{}, 1), pending: make(map[string]pendingVoid)}
+func newVoids(
+	try func(context.Context, string, voiding) error, tell func(string, voiding, error),
+) *voids {
+	v := &voids{try: try, tell: tell, bell: make(chan struct{}, 1), pending: make(map[pendingVoid]voiding)}
 	v.ctx, v.stop = context.WithCancel(context.Background())
 	return v
 }
 
-// add queues keys. A hard one is not softened by a later soft one.
-func (v *voids) add(full []string, soft bool, until time.Time) {
+// add queues keys or tags. A hard one is not softened by a later soft one.
+func (v *voids) add(full []string, what voiding) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for _, key := range full {
-		p, there := v.pending[key]
+		p := pendingVoid{key, what.tag}
+		old, there := v.pending[p]
 		if !there && len(v.pending) >= maxVoids {
-			v.tell(key, fmt.Errorf("%w: %d invalidations wait for the store", ErrOverloaded, maxVoids))
+			v.tell(key, what, fmt.Errorf("%w: %d invalidations wait for the store", ErrOverloaded, maxVoids))
 			continue
 		}
-		v.pending[key] = pendingVoid{soft: soft && (p.soft || !there), until: until}
+		what := what
+		what.soft = what.soft && (old.soft || !there)
+		v.pending[p] = what
 	}
 	if !v.running && v.ctx.Err() == nil {
 		v.running = true
@@ -207,19 +235,16 @@ func (v *voids) run() {
 // round tries what is pending, and reports whether something still is.
 func (v *voids) round() bool {
 	v.mu.Lock()
-	tries := make(map[string]pendingVoid, len(v.pending))
-	for key, p := range v.pending {
-		tries[key] = p
-	}
+	tries := maps.Clone(v.pending)
 	v.mu.Unlock()
-	for key, p := range tries {
-		err := v.try(v.ctx, []string{key}, p.soft)
-		tooLate := time.Now().After(p.until)
+	for p, what := range tries {
+		err := v.try(v.ctx, p.full, what)
+		tooLate := time.Now().After(what.until)
 		if err != nil && !tooLate {
 			break // the store is still not there: nor for the others
 		}
-		v.done(key, p)
-		v.tell(key, err)
+		v.done(p, what)
+		v.tell(p.full, what, err)
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -227,12 +252,12 @@ func (v *voids) round() bool {
 	return v.running
 }
 
-// done forgets a pending key, unless it was added again meanwhile.
-func (v *voids) done(key string, p pendingVoid) {
+// done forgets what was pending, unless it was added again meanwhile.
+func (v *voids) done(p pendingVoid, what voiding) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.pending[key] == p {
-		delete(v.pending, key)
+	if v.pending[p] == what {
+		delete(v.pending, p)
 	}
 }
 

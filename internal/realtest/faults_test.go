@@ -314,7 +314,9 @@ var lostReplies = []struct {
 		step: "release",
 		before: func(a *rigNode) {
 			a.load = func(ctx context.Context, key string) (string, error) {
-				refill.FillFrom(ctx).NoStore()
+				fill := refill.FillFrom(ctx)
+				fill.NoStore()
+				fill.SetTTL(0) // nothing is left in the store
 				return key, nil
 			}
 		},
