@@ -68,7 +68,7 @@ func newLoader[V any](
 	}
 	l := &Loader[V]{name: name, node: newNode(), cfg: cfg, load: load, bulk: bulk}
 	l.store = newBreaker(cfg.Shared, cfg.StoreTimeout, func(k EventKind, err error) { l.emit(Event{Kind: k, Err: err}) })
-	l.all.asking = make(chan struct{}, 1)
+	l.all.asking, l.held.calling = make(chan struct{}, 1), make(chan struct{}, 1)
 	l.failures.byKey = make(map[string]pastFailure)
 	l.codec, l.kind = codecFor[V](cfg.Codec)
 	if l.leaveName, err = names.enter(cfg.Shared, name, l.kind); err != nil {

@@ -105,6 +105,15 @@ func (l *Loader[V]) hold(c *call[V], tags []string) {
 	}
 	ctx, cancel := l.storeCtx(c.ctx)
 	defer cancel()
+	select { // one after the other: a bulk load ends with hundreds of values of the same tags
+	case l.held.calling <- struct{}{}:
+		defer func() { <-l.held.calling }()
+	case <-ctx.Done():
+		return // the record is void until somebody holds its tags
+	}
+	if tags = l.held.missing(tags, time.Now()); len(tags) == 0 {
+		return
+	}
 	if err := l.store.HoldTags(ctx, l.cfg.LoadTimeout+l.cfg.LockTTL, l.markLife(), l.fullTags(tags)...); err != nil {
 		l.emit(Event{Kind: EventStoreError, Key: c.key, Err: err})
 		return
@@ -241,8 +250,9 @@ const maxHeld = 4096
 
 // held are the tags whose marks this process has just seen to.
 type held struct {
-	mu    sync.Mutex
-	until map[string]time.Time
+	calling chan struct{} // holds one
+	mu      sync.Mutex
+	until   map[string]time.Time
 }
 
 func (h *held) missing(tags []string, now time.Time) (missing []string) {

@@ -1,0 +1,334 @@
+//go:build unix
+
+package realtest
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/refill-go/refill"
+	"github.com/refill-go/refill/backend/goredis"
+)
+
+// This file is about many keys at once on real servers: GetMany, and groups of values.
+
+func init() { Child("many", manyNode) }
+
+// rows is a database that is asked for many keys at once.
+type rows struct {
+	took    time.Duration
+	version atomic.Int64
+	calls   atomic.Int64
+	mu      sync.Mutex
+	times   map[string]int // how often each was loaded
+}
+
+func (d *rows) load(ctx context.Context, keys []string) (map[string]string, error) {
+	d.calls.Add(1)
+	version := d.version.Load()
+	found := make(map[string]string, len(keys))
+	d.mu.Lock()
+	if d.times == nil {
+		d.times = make(map[string]int)
+	}
+	for _, key := range keys {
+		d.times[key]++
+		found[key] = fmt.Sprint(key, " v", version)
+	}
+	d.mu.Unlock()
+	refill.FillFrom(ctx).Tag("all")
+	select {
+	case <-time.After(d.took):
+	case <-ctx.Done():
+	}
+	return found, ctx.Err()
+}
+
+// forget begins to count anew.
+func (d *rows) forget() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.calls.Store(0)
+	d.times = nil
+}
+
+// manyWorld is a single server or a Cluster.
+type manyWorld struct {
+	connect func() redis.UniversalClient
+	servers []*Redis
+}
+
+func manyWorlds(t *testing.T, run func(t *testing.T, w manyWorld)) {
+	t.Run("single", func(t *testing.T) {
+		server := StartRedis(t)
+		run(t, manyWorld{servers: []*Redis{server}, connect: func() redis.UniversalClient {
+			return redis.NewClient(&redis.Options{Addr: server.Addr(), ContextTimeoutEnabled: true})
+		}})
+	})
+	t.Run("cluster", func(t *testing.T) {
+		c := StartCluster(t, 3, 0)
+		w := manyWorld{connect: func() redis.UniversalClient {
+			return redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs(), ContextTimeoutEnabled: true})
+		}}
+		for _, key := range []string{"{a}", "{b}", "{c}", "{d}", "{e}", "{f}", "{g}", "{h}"} {
+			if one := c.NodeFor(key); !slices.Contains(w.servers, one) {
+				w.servers = append(w.servers, one)
+			}
+		}
+		if len(w.servers) != 3 {
+			t.Fatalf("%d masters", len(w.servers))
+		}
+		run(t, w)
+	})
+}
+
+func (w manyWorld) reset(t *testing.T) {
+	for _, s := range w.servers {
+		s.ResetStats(t)
+	}
+}
+
+// commands are those of all servers together.
+func (w manyWorld) commands(t *testing.T) map[string]int64 {
+	total := map[string]int64{}
+	for _, s := range w.servers {
+		for name, n := range s.Commandstats(t) {
+			total[name] += n
+		}
+	}
+	return total
+}
+
+// node makes a bulk Loader with connections of its own, and waits until it hears announcements.
+func (w manyWorld) node(t *testing.T, d *rows, cfg refill.Config) (*refill.Loader[string], redis.UniversalClient) {
+	t.Helper()
+	rdb := w.connect()
+	t.Cleanup(func() { rdb.Close() })
+	up, missed := make(chan struct{}, 1), new(atomic.Int64)
+	cfg.Shared, cfg.Jitter = goredis.New(rdb), -1
+	if cfg.LockTTL == 0 {
+		cfg.LockTTL = 8 * time.Second // StoreTimeout is a quarter of it, and thousands of keys want the machine
+		cfg.StoreTimeout = 2 * time.Second
+	}
+	cfg.OnEvent = func(e refill.Event) {
+		switch e.Kind {
+		case refill.EventStoreUp:
+			up <- struct{}{}
+		case refill.EventStoreError, refill.EventLeaseLost:
+			missed.Add(1)
+		}
+	}
+	l, err := refill.NewBulk("many", d.load, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+		if n := missed.Load(); n > 0 {
+			t.Errorf("%d calls of Redis took longer than StoreTimeout", n)
+		}
+	})
+	select {
+	case <-up:
+	case <-time.After(waitLimit):
+		t.Fatal("no subscription")
+	}
+	return l, rdb
+}
+
+func numbered(from, to int) (keys []string) {
+	for i := from; i < to; i++ {
+		keys = append(keys, fmt.Sprintf("k%06d", i))
+	}
+	return keys
+}
+
+func getsAll(t *testing.T, l *refill.Loader[string], keys []string, want string) {
+	t.Helper()
+	got, err := l.GetMany(t.Context(), keys)
+	if err != nil {
+		t.Error(err)
+	}
+	for _, key := range keys {
+		if got[key] != key+want {
+			t.Errorf("%s is %q, want %q", key, got[key], key+want)
+			return
+		}
+	}
+}
+
+// Two nodes ask for 1,000 keys each, 700 of which are there: each of the 300 others is loaded once, by two calls at most.
+func TestGetManyOnTwoNodes(t *testing.T) {
+	manyWorlds(t, func(t *testing.T, w manyWorld) {
+		d := &rows{}
+		first, _ := w.node(t, d, refill.Config{TTL: time.Minute})
+		a, _ := w.node(t, d, refill.Config{TTL: time.Minute})
+		b, _ := w.node(t, d, refill.Config{TTL: time.Minute})
+		getsAll(t, first, numbered(0, 700), " v0")
+		d.forget()
+		d.took = 100 * time.Millisecond
+		w.reset(t)
+		back := numbered(0, 1000)
+		slices.Reverse(back)
+		var wg sync.WaitGroup
+		began := time.Now()
+		wg.Go(func() { getsAll(t, a, numbered(0, 1000), " v0") })
+		wg.Go(func() { getsAll(t, b, back, " v0") })
+		wg.Wait()
+		took := time.Since(began)
+		calls := w.commands(t)
+		t.Logf("result: %d bulk calls for %d keys, %v for a load of 100 ms, %v", d.calls.Load(), len(d.times), took.Round(time.Millisecond), calls)
+		if len(d.times) != 300 || d.calls.Load() > 2 {
+			t.Errorf("%d keys in %d calls, want the 300 that are missing in two at most", len(d.times), d.calls.Load())
+		}
+		for key, n := range d.times {
+			if n != 1 {
+				t.Errorf("%s was loaded %d times", key, n)
+			}
+		}
+		// GET: each key on each node once, the mark of its tag, and the mark of everything. SET: a lease tried per missing key
+		// and node, the claims, the values. MGET: one per script, which are claim, publish, hold the tag, and few renewals.
+		if calls["get"] > 2*(1000+2) || calls["set"] > 2*300+2*300 || calls["publish"] != 300 || calls["mget"] > 2*300+100 {
+			t.Errorf("more commands than needed: %v", calls)
+		}
+	})
+}
+
+// manyArgs says what a process asks for: it never gets an answer.
+type manyArgs struct {
+	Addrs []string // of a Cluster, or one
+	Keys  []string
+}
+
+func manyNode(ctx context.Context, raw json.RawMessage, out *json.Encoder) error {
+	var args manyArgs
+	if err := json.Unmarshal(raw, &args); err != nil {
+		return err
+	}
+	rdb := redis.NewUniversalClient(&redis.UniversalOptions{Addrs: args.Addrs, ContextTimeoutEnabled: true})
+	defer rdb.Close()
+	up := make(chan struct{}, 1)
+	l, err := refill.NewBulk("many", func(ctx context.Context, keys []string) (map[string]string, error) {
+		_ = out.Encode(len(keys)) // the test misses it
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}, refill.Config{TTL: time.Minute, LoadTimeout: time.Minute, Shared: goredis.New(rdb), OnEvent: func(e refill.Event) {
+		if e.Kind == refill.EventStoreUp {
+			up <- struct{}{}
+		}
+	}})
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	<-up
+	_, err = l.GetMany(ctx, args.Keys)
+	return err
+}
+
+// A node that loads 300 keys with one call is killed: the other has them all soon after its leases are over, in a few calls,
+// and nothing stays locked.
+func TestGetManyAndAKilledNode(t *testing.T) {
+	manyWorlds(t, func(t *testing.T, w manyWorld) {
+		d := &rows{}
+		l, rdb := w.node(t, d, refill.Config{TTL: time.Minute})
+		addrs := make([]string, len(w.servers))
+		for i, s := range w.servers {
+			addrs[i] = s.Addr()
+		}
+		child := StartChild(t, "many", manyArgs{Addrs: addrs, Keys: numbered(0, 300)})
+		var loading int
+		if !child.NextWithin(&loading, waitLimit) || loading != 300 {
+			t.Fatalf("it loads %d keys", loading)
+		}
+		child.Kill()
+		killed := time.Now()
+		getsAll(t, l, numbered(100, 500), " v0")
+		after := time.Since(killed)
+		t.Logf("result: all 400 keys %v after the kill, LockTTL 1 s, %d calls", after.Round(time.Millisecond), d.calls.Load())
+		for key, n := range d.times {
+			if n != 1 {
+				t.Errorf("%s was loaded %d times", key, n)
+			}
+		}
+		if after > 1500*time.Millisecond+time.Second { // and what 400 keys cost a busy machine
+			t.Errorf("it took %v", after)
+		}
+		ctx := t.Context()
+		if !eventually(func() bool {
+			for _, s := range w.servers {
+				one := redis.NewClient(&redis.Options{Addr: s.Addr()})
+				defer one.Close()
+				if len(one.Keys(ctx, "*/lease:*").Val()) > 0 {
+					return false
+				}
+			}
+			return rdb.Ping(ctx).Err() == nil
+		}) {
+			t.Error("leases are left")
+		}
+	})
+}
+
+// A group costs the same whatever its size, and a load that began before it was voided is fresh on no node.
+func TestInvalidateTagOfAnySize(t *testing.T) {
+	manyWorlds(t, func(t *testing.T, w manyWorld) {
+		d := &rows{}
+		a, _ := w.node(t, d, refill.Config{TTL: time.Hour})
+		b, _ := w.node(t, d, refill.Config{TTL: time.Hour, LocalTTL: -1})
+		many := 5000
+		if os.Getenv("REFILL_TORTURE") != "" {
+			many = 100_000
+		}
+		var cost []map[string]int64
+		for _, n := range []int{10, many} {
+			for some := range slices.Chunk(numbered(0, n), 5000) {
+				getsAll(t, a, some, fmt.Sprint(" v", d.version.Load()))
+			}
+			w.reset(t)
+			began := time.Now()
+			if err := a.InvalidateTag(t.Context(), "all"); err != nil {
+				t.Fatal(err)
+			}
+			took := time.Since(began)
+			calls := w.commands(t)
+			delete(calls, "ping")
+			t.Logf("result: InvalidateTag of %d values: %v, %v", n, took.Round(10*time.Microsecond), calls)
+			cost = append(cost, calls)
+			d.version.Add(1)
+			getsAll(t, b, numbered(0, 10), fmt.Sprint(" v", d.version.Load())) // not even one is served
+		}
+		for name, n := range cost[1] {
+			if name != "eval" && n > max(cost[0][name], 1) {
+				t.Errorf("%d %s for %d values, %d for 10", n, name, many, cost[0][name])
+			}
+		}
+		// A load is under way on a when b voids the group.
+		d.took = 500 * time.Millisecond
+		var wg sync.WaitGroup
+		wg.Go(func() { getsAll(t, a, numbered(200_000, 200_100), " v2") })
+		for d.calls.Load() == 0 || func() bool { d.mu.Lock(); defer d.mu.Unlock(); return d.times["k200000"] == 0 }() {
+			time.Sleep(time.Millisecond)
+		}
+		d.version.Add(1)
+		if err := b.InvalidateTag(t.Context(), "all"); err != nil {
+			t.Fatal(err)
+		}
+		wg.Wait()
+		d.took = 0
+		for _, l := range []*refill.Loader[string]{b, a} {
+			getsAll(t, l, numbered(200_000, 200_100), " v3")
+		}
+	})
+}
