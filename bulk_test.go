@@ -128,7 +128,7 @@ func TestGetMany(t *testing.T) {
 }
 
 // Two nodes with overlapping keys in opposite order: each key is loaded once, by two calls in all, and nobody blocks.
-func TestGetManyOnTwoNodes(t *testing.T) {
+func TestGetManyOfOverlappingKeys(t *testing.T) {
 	for _, callers := range []int{1, 3} {
 		t.Run(fmt.Sprint(callers, " on each"), func(t *testing.T) {
 			bubble(t, func(t *testing.T) {

@@ -19,12 +19,14 @@
 //	                    one node refreshes it   load fails
 //
 // Both windows count from the end of TTL, as in RFC 5861, so they overlap: the longer one is the end. The times stand in
-// the record, by the clock of Redis, and hold on every node whatever its own clock or Config says.
+// the record, by the clock of Redis, and hold on every node whatever its own clock or Config says. With Config.EarlyRefresh
+// or Config.XFetch a refresh begins while the value is still fresh; with Config.SoftTimeout callers wait a moment for the
+// refresh of a stale one.
 //
 // # One Get
 //
 //  0. Local. A fresh entry of this process (L1) is returned: no lock, timer, allocation or system clock. A stale one is
-//     returned, too, and at most one refresh of the key runs in this process.
+//     returned, too, and at most one refresh of the key runs in this process; so for a fresh one that is due early.
 //  1. Flight. Otherwise one call per key and process goes on; all callers of the key join it. Each leaves when its own
 //     ctx ends; the flight ends with the last of them.
 //  2. Shared. It reads the store: one plain GET. Fresh: that is the answer. Stale: handed out at once, and the flight goes
@@ -43,6 +45,12 @@
 //
 // [Loader.Invalidate] deletes value, lease and claim in one step and announces it, [Loader.Expire] marks the value as
 // stale and does the same; so a load in flight, here or elsewhere, cannot be stored, and nobody waits for it.
+//
+// [Loader.GetMany] is this for many keys: each has a flight, a lease and a claim of its own; what they share is one read of the
+// store and, with [NewBulk], one load of exactly the keys whose leases were won.
+//
+// Values may be in groups, see [Fill.Tag]: [Loader.InvalidateTag] writes one mark in the store, the moment at which the
+// group was voided, and announces it. A value is void if its load began no later.
 //
 // The lock is for efficiency; correctness comes from the claim. A holder that was frozen past its lease may load beside
 // another one, but it stores nothing.

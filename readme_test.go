@@ -29,7 +29,7 @@ func TestReadmeProgramIsTheExample(t *testing.T) {
 	}
 }
 
-// The tests that the README names as proofs exist.
+// The tests and examples that the README names as proofs exist.
 func TestReadmeNamesRealTests(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	if err != nil {
@@ -54,7 +54,7 @@ func TestReadmeNamesRealTests(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range regexp.MustCompile("`((?:Test|Fuzz)[A-Za-z]+)`").FindAllStringSubmatch(string(readme), -1) {
+	for _, name := range regexp.MustCompile("`((?:Test|Fuzz|Example)[A-Za-z_]*)`").FindAllStringSubmatch(string(readme), -1) {
 		if !strings.Contains(code.String(), "func "+name[1]+"(") {
 			t.Errorf("the README names %s, which is no test", name[1])
 		}

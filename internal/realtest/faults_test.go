@@ -232,7 +232,8 @@ func TestLostReplies(t *testing.T) {
 				if c.after != nil {
 					c.after(a, b, retries == 0)
 				}
-				if a.events(refill.EventRefused) > 0 {
+				voided := c.step == "invalidate" || c.step == "expire" // at a second try, perhaps in the middle of the fill
+				if a.events(refill.EventRefused) > 0 && !voided {
 					t.Error("a fill was told that it was refused: nobody came between")
 				}
 			})

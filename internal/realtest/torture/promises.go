@@ -43,6 +43,15 @@ var promises = []promise{
 			"the claim does not look at the value", "memory.go", `case c.value.data != "" && RecordToken([]byte(c.value.data)) != seen:`, "case false:",
 		}},
 		{"TestNobodyPolls", real, "20 callers wait 2.5 s for another node", mutant{}},
+		{"TestGetManyOnTwoNodes", real, "2 nodes GetMany the same 1,000 keys, 300 missing: single server, Cluster", mutant{
+			"each key is read on its own", "refill.go", "if s, err, ok := g.sight(c); ok {", "if s, err, ok := g.sight(c); ok && false {",
+		}},
+		{"TestXFetchDistribution", memory, "early refresh at drawn moments, 1 and 8 nodes", mutant{
+			"the fleet refreshes without the lease", "refill.go", "\tcase c.behind && !l.flights.wanted(c):", "\tcase c.behind:\n\t\treturn false, false, l.alone(c)\n\tcase c.behind && !l.flights.wanted(c):",
+		}},
+		{"TestXFetchDrawsOnce", memory, "early refresh of a value that is read again each 10 ms", mutant{
+			"the moment is drawn at each read", "local.go", "maphash.String(l.seed, token)>>11", "rand.Uint64()>>11",
+		}},
 	}},
 	{"G2", "After Invalidate or Expire has returned, no load that began before it is served as fresh.", []proof{
 		{"TestInvalidateDuringALoadElsewhere", real, "Invalidate while another node loads", mutant{
@@ -66,9 +75,19 @@ var promises = []promise{
 		{"TestAReadAcrossABreakOfTheSubscription", memory, "an announcement lost with the subscription", mutant{
 			"no epoch of the subscription", "local.go", "return e.at.session == l.session.Load() && l.unvoided(e)", "return l.unvoided(e)",
 		}},
+		{"TestInvalidateTagDuringALoad", memory, "InvalidateTag while a load is under way whose tags nobody knows yet", mutant{
+			"L1 does not compare", "local.go", " && (e.more == nil || l.grouped(e))", "",
+		}},
+		{"TestInvalidateTag", memory, "InvalidateTag whose push is lost, on a node without L1", mutant{
+			"the mark is not compared", "tags.go", "if !s.Known || e.life.began <= micros(s.Invalidated) {", "if !s.Known {",
+		}},
+		{"TestLostMark", memory, "the store has lost the mark of a tag", mutant{
+			"a tag without a mark is taken for valid", "tags.go", "if !s.Known || e.life", "if e.life",
+		}},
+		{"TestInvalidateTagOfAnySize", real, "InvalidateTag of 10 and of 5,000 values (100,000 here), and during a bulk load", mutant{}},
 		{"TestDelayedMessages", real, "messages of the subscription 100 ms late", mutant{}},
 		{"TestLostMessages", real, "messages of the subscription lost unnoticed", mutant{
-			"LocalTTL is not heeded", "local.go", "return min(life.fresh, now+l.ttl)", "return life.fresh",
+			"LocalTTL is not heeded", "local.go", "e.trusted = min(e.life.fresh, now+l.ttl)", "e.trusted = e.life.fresh",
 		}},
 	}},
 	{"G3", "An overtaken, paused or resumed filler never overwrites a newer value.", []proof{
@@ -113,15 +132,15 @@ var promises = []promise{
 			"a cancelled load leaves a back-off", "refill.go", "if cause := context.Cause(c.ctx); cause != nil {\n\t\tl.emit(Event{Kind: EventAbandoned", "if cause := context.Cause(c.ctx); false {\n\t\tl.emit(Event{Kind: EventAbandoned",
 		}},
 		{"TestPanicAndGoexitAreErrors", memory, "panic and runtime.Goexit in the load function", mutant{
-			"Goexit is taken for a value", "refill.go", `r := loaded[V]{err: errors.New("refill: the load function ended its goroutine"), panicked: true}`, "r := loaded[V]{}",
+			"Goexit is taken for a value", "refill.go", "\tr := loaded[V]{err: errGoexit, panicked: true}", "\tr := loaded[V]{}",
 		}},
 		{"TestLoadTimeout", memory, "a load that hangs, and does not heed its ctx", mutant{
 			"no time-out", "refill.go", "l.cfg.LoadTimeout, errLoadTimeout)", "time.Hour, errLoadTimeout)",
 		}},
 		{"TestAFailureFromBeforeAnInvalidate", memory, "a load that fails after an Invalidate, while there is no store", mutant{
-			"a failure has no epoch", "failure.go", "left <= 0 || own.stripe != stripe", "left <= 0",
+			"a failure has no epoch", "failure.go", "left <= 0 || past.stripe != stripe", "left <= 0",
 		}},
-		{"TestFailingLoad", real, "a failing database, 50 callers in 5 processes", mutant{
+		{"TestFailingLoad", real, "a failing database, 80 callers in 8 processes, a back-off that grows", mutant{
 			"no back-off in the store", redis + "fail.lua", "redis.pcall('SET', KEYS[2], '!' .. ARGV[4], 'PX', ARGV[5])", "",
 		}},
 	}},
@@ -147,7 +166,7 @@ var promises = []promise{
 		{"TestFailoverUnderTraffic", real, "kill -9 of the master under traffic: Sentinel, Cluster of 3 + 3", mutant{}},
 		{"TestSlotMovesUnderTraffic", real, "the slot of the hot key moves between masters of a Cluster", mutant{}},
 		{"TestReadOnlyReplica", real, "a server that is a read-only replica, and is promoted", mutant{
-			"a failed Invalidate is forgotten", "void.go", "\t\tl.voids.add(full, soft, time.Now().Add(l.longestLife()))\n", "",
+			"a failed Invalidate is forgotten", "void.go", "\t\tl.voids.add(full, voiding{soft: soft, until: time.Now().Add(l.longestLife())})\n", "",
 		}},
 		{"TestRestartEmptyUnderTraffic", real, "kill -9 of Redis under traffic, back empty at once", mutant{}},
 		{"TestServerStalls", real, "CLIENT PAUSE WRITE, DEBUG SLEEP, SCRIPT FLUSH under traffic", mutant{
