@@ -65,7 +65,8 @@ func (e *KeyErrors) keys() []string {
 // waited for.
 //
 // The map holds the values that there are, under the keys as given. A key that is not found is absent and no error. If
-// other keys failed, the error is a [*KeyErrors] and the map holds the rest.
+// other keys failed, the error is a [*KeyErrors] and the map holds the rest. More than 1,024 keys are handled one lot after
+// the other, with a call of the bulk load function each.
 func (l *Loader[V]) GetMany(ctx context.Context, keys []string) (map[string]V, error) {
 	values := make(map[string]V, len(keys))
 	failed := make(map[string]error)
@@ -78,19 +79,27 @@ func (l *Loader[V]) GetMany(ctx context.Context, keys []string) (map[string]V, e
 		seen[key] = true
 		todo = append(todo, key)
 	}
-	l.each(ctx, todo, false, func(key string, r Result[V], err error) {
-		switch {
-		case err == nil:
-			values[key] = r.Value
-		case !errors.Is(err, ErrNotFound):
-			failed[key] = err
-		}
-	})
+	for some := range slices.Chunk(todo, atOnce) {
+		l.each(ctx, some, false, func(key string, r Result[V], err error) {
+			switch {
+			case err == nil:
+				values[key] = r.Value
+			case !errors.Is(err, ErrNotFound):
+				failed[key] = err
+			}
+		})
+	}
 	if len(failed) == 0 {
 		return values, nil
 	}
 	return values, &KeyErrors{failed}
 }
+
+// atOnce is how many keys GetMany and Refresh have in hand: each that has to be loaded is a lease to renew.
+const atOnce = 1024
+
+// turns is how many flights of GetManys may call the store at the same time.
+const turns = 16
 
 // each finds out about many keys, each once, and tells. forced loads them, whatever is there.
 func (l *Loader[V]) each(ctx context.Context, keys []string, forced bool, tell func(string, Result[V], error)) {
@@ -198,7 +207,7 @@ func (g *group[V]) complete() {
 func (g *group[V]) look() {
 	defer close(g.read)
 	l := g.l
-	ctx, cancel := l.storeCtx(g.ctx)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(g.ctx), l.cfg.StoreTimeout)
 	defer cancel()
 	if g.err = l.askAll(ctx); g.err != nil {
 		return

@@ -440,14 +440,14 @@ func TestRefreshMany(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &table{took: 10 * ms}
 		l := bulk(t, d, refill.Config{})
-		all(t, l, names(0, 300))
+		all(t, l, names(0, 1100))
 		synctest.Wait() // a flight that is about to end would be waited for, and its key loaded after the others
 		d.asked()
-		if err := l.Refresh(t.Context(), names(0, 300)...); err != nil {
+		if err := l.Refresh(t.Context(), names(0, 1100)...); err != nil {
 			t.Fatal(err)
 		}
-		if calls := d.asked(); len(calls) != 2 || len(calls[0]) != 256 {
-			t.Errorf("%d calls, want one for each 256 keys", len(calls))
+		if calls := d.asked(); len(calls) != 2 || len(calls[0]) != 1024 {
+			t.Errorf("%d calls, want one for each 1,024 keys", len(calls))
 		}
 		d.fail(errors.New("boom"))
 		if err := l.Refresh(t.Context(), "k0001", "new"); err == nil {

@@ -28,6 +28,7 @@ type Loader[V any] struct {
 	flights  *flights[V]
 	gather   gather[V]
 	slots    chan struct{}  // one per running load; nil = no limit
+	turns    chan struct{}  // one per call of the store for a GetMany
 	all      wholly         // the mark of everything, see tags.go
 	held     held           // tags whose marks are there
 	failures failures       // loads that failed a moment ago
@@ -84,6 +85,7 @@ func newLoader[V any](
 	if cfg.MaxLoads < maxSlots {
 		l.slots = make(chan struct{}, cfg.MaxLoads)
 	}
+	l.turns = make(chan struct{}, turns)
 	l.voids = newVoids(l.voidAgain, l.voided)
 	l.stopListening = l.store.Listen(name, l.hear)
 	for _, doubt := range cfg.advice() {
@@ -280,11 +282,11 @@ func (l *Loader[V]) wait(ctx context.Context, p place[V]) (answer[V], bool) {
 
 // Refresh loads the keys now, whatever is cached, and returns when that is done: with nil, or the errors of the keys that
 // failed. It ends a back-off. Where another node is loading a key already, it waits for that load instead: to see a
-// write that was just made, use Expire or Invalidate. It takes 256 keys at a time, with one call of a bulk load function
-// for them; each key is an event.
+// write that was just made, use Expire or Invalidate. It takes 1,024 keys at a time, with one call of a bulk load
+// function for them; each key is an event.
 func (l *Loader[V]) Refresh(ctx context.Context, keys ...string) error {
 	var errs []error
-	for some := range slices.Chunk(keys, refreshAtOnce) {
+	for some := range slices.Chunk(keys, atOnce) {
 		l.each(ctx, some, true, func(_ string, _ Result[V], err error) {
 			if err != nil && !errors.Is(err, ErrNotFound) {
 				errs = append(errs, err)
@@ -293,9 +295,6 @@ func (l *Loader[V]) Refresh(ctx context.Context, keys ...string) error {
 	}
 	return errors.Join(errs...)
 }
-
-// refreshAtOnce is how many keys Refresh has in hand.
-const refreshAtOnce = 256
 
 // Peek returns what is there, fresh or stale, without loading it or changing anything. It reports false for nothing, for a
 // cached absence, and where the store does not answer.
@@ -317,7 +316,7 @@ func (l *Loader[V]) Peek(ctx context.Context, key string) (Result[V], bool) {
 		}
 		e, how = l.decode(key, record, epoch{}), EventShared
 		if e != nil {
-			if fine, err := l.stands(ctx, e, nil); err != nil || !fine {
+			if m, err := l.marksOf(ctx, e.tags()); err != nil || !l.stands(e, m) {
 				return Result[V]{}, false
 			}
 		}

@@ -139,7 +139,7 @@ func (l *Loader[V]) sight(c *call[V]) (s sighting, err error) {
 			return s, err
 		}
 	}
-	ctx, cancel := l.storeCtx(c.ctx)
+	ctx, cancel := l.storeCtx(c)
 	defer cancel()
 	if err := l.askAll(ctx); err != nil {
 		return s, err
@@ -163,10 +163,8 @@ func (l *Loader[V]) take(c *call[V], s sighting, how EventKind) (done bool, err 
 		if !l.local.unvoided(e) { // its load began before a group of it was voided
 			return false, nil
 		}
-	} else if fine, err := l.stands(c.ctx, e, s.marks); err != nil {
-		return false, &storeError{err}
-	} else if !fine {
-		return false, nil
+	} else if fine, err := l.judge(c, e, s.marks); err != nil || !fine {
+		return false, err
 	}
 	f := e.life.at(l.now())
 	if e.pass {
@@ -183,6 +181,18 @@ func (l *Loader[V]) take(c *call[V], s sighting, how EventKind) (done bool, err 
 		l.keep(e, len(s.record))
 	}
 	return l.offer(c, e, f, how), nil
+}
+
+// judge asks for the marks of an entry that the store gave, unless a group has read them, and applies them.
+func (l *Loader[V]) judge(c *call[V], e *entry[V], m *marks) (fine bool, err error) {
+	if m == nil && len(e.tags()) > 0 {
+		ctx, cancel := l.storeCtx(c)
+		defer cancel()
+		if m, err = l.marksOf(ctx, e.tags()); err != nil {
+			return false, &storeError{err}
+		}
+	}
+	return l.stands(e, m), nil
 }
 
 // slot waits for one of the MaxLoads, until impatient is ready or there is a note: somebody else's load may make ours
@@ -215,7 +225,7 @@ func (l *Loader[V]) slot(c *call[V], notes <-chan Note, impatient <-chan time.Ti
 
 // tryLease takes the refill lock. The lock is for efficiency; correctness comes from the claim.
 func (l *Loader[V]) tryLease(c *call[V], token string) (Lease, error) {
-	ctx, cancel := l.storeCtx(c.ctx)
+	ctx, cancel := l.storeCtx(c)
 	defer cancel()
 	lease, err := l.store.TryLease(ctx, l.full(c.key), token, l.cfg.LockTTL, c.ask)
 	if err != nil {
@@ -276,7 +286,7 @@ func (l *Loader[V]) lead(c *call[V], token string, asked time.Time, free func())
 		l.release(c, token)
 		return false, false, cause
 	}
-	ctx, cancel := l.storeCtx(c.ctx)
+	ctx, cancel := l.storeCtx(c)
 	claim, err := l.store.Claim(ctx, l.full(c.key), token, c.seen, l.cfg.LoadTimeout+l.cfg.LockTTL)
 	cancel()
 	switch {
@@ -333,7 +343,7 @@ func (l *Loader[V]) publish(c *call[V], token string, e *entry[V], record []byte
 	if e.more != nil {
 		l.hold(c, e.more.tags)
 	}
-	ctx, cancel := l.storeCtx(c.ctx)
+	ctx, cancel := l.storeCtx(c)
 	defer cancel()
 	state, err := l.store.Publish(ctx, Publication{
 		Key: l.full(c.key), Token: token, Replaced: c.seen, Record: record, Keep: e.life.keep(l.now()),
@@ -369,7 +379,7 @@ func (l *Loader[V]) fail(c *call[V], token string, r loaded[V]) error {
 }
 
 func (l *Loader[V]) leaveFailure(c *call[V], token string, e *LoadError) {
-	ctx, cancel := l.storeCtx(c.ctx)
+	ctx, cancel := l.storeCtx(c)
 	defer cancel()
 	if err := l.store.Fail(ctx, l.full(c.key), token, e.wire(), e.RetryAfter); err != nil {
 		l.emit(Event{Kind: EventStoreError, Key: c.key, Err: err})
@@ -379,7 +389,7 @@ func (l *Loader[V]) leaveFailure(c *call[V], token string, e *LoadError) {
 // release frees lease and claim now, giveBack in the background: after an error, when nobody shall wait for a store that
 // does not answer.
 func (l *Loader[V]) release(c *call[V], token string) {
-	ctx, cancel := l.storeCtx(c.ctx)
+	ctx, cancel := l.storeCtx(c)
 	defer cancel()
 	if err := l.store.Release(ctx, l.full(c.key), token); err != nil {
 		l.emit(Event{Kind: EventStoreError, Key: c.key, Err: err})
@@ -590,8 +600,21 @@ func (e *storeError) Error() string { return "refill: store: " + e.err.Error() }
 
 // storeCtx bounds one call of the store. It is not cancelled with the flight: a lease that is taken while the last caller
 // leaves has to be known, to be given back.
-func (l *Loader[V]) storeCtx(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), l.cfg.StoreTimeout)
+// Flights of a GetMany take turns, so that none spends its StoreTimeout in a queue for a connection.
+func (l *Loader[V]) storeCtx(c *call[V]) (context.Context, context.CancelFunc) {
+	free := func() {}
+	if c.group != nil {
+		select {
+		case l.turns <- struct{}{}:
+			free = func() { <-l.turns }
+		case <-c.ctx.Done():
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), l.cfg.StoreTimeout)
+	return ctx, func() {
+		cancel()
+		free()
+	}
 }
 
 // encode makes the record of what was loaded, and the entry that a reader of that record gets: so all nodes see the same,

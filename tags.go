@@ -103,7 +103,7 @@ func (l *Loader[V]) hold(c *call[V], tags []string) {
 	if tags = l.held.missing(tags, time.Now()); len(tags) == 0 {
 		return
 	}
-	ctx, cancel := l.storeCtx(c.ctx)
+	ctx, cancel := l.storeCtx(c)
 	defer cancel()
 	select { // one after the other: a bulk load ends with hundreds of values of the same tags
 	case l.held.calling <- struct{}{}:
@@ -150,37 +150,36 @@ func (l *Loader[V]) marksOf(ctx context.Context, tags []string) (*marks, error) 
 	return m, nil
 }
 
+// tags are the groups of an entry.
+func (e *entry[V]) tags() []string {
+	if e.more == nil {
+		return nil
+	}
+	return e.more.tags
+}
+
 // stands judges an entry that came from the store by the marks of its groups. It reports false for one that is void, and
 // ages one that was expired.
-func (l *Loader[V]) stands(ctx context.Context, e *entry[V], m *marks) (bool, error) {
+func (l *Loader[V]) stands(e *entry[V], m *marks) bool {
 	if !l.all.counts(&e.life) {
-		return false, nil
+		return false
 	}
-	if e.more == nil || len(e.more.tags) == 0 {
-		return true, nil
-	}
-	if m == nil {
-		ctx, cancel := l.storeCtx(ctx)
-		defer cancel()
-		var err error
-		if m, err = l.marksOf(ctx, e.more.tags); err != nil {
-			return false, err
-		}
-	}
-	for _, tag := range e.more.tags {
+	for _, tag := range e.tags() {
 		s := m.state[tag]
 		if micros(s.Invalidated) > l.now()+maxFuture { // from before the store's clock was set back: mark it again
 			l.voids.add([]string{l.full(spelled(tag))}, voiding{tag: true, until: time.Now().Add(l.longestLife())})
 		}
 		if !s.Known || e.life.began <= micros(s.Invalidated) {
-			return false, nil
+			return false
 		}
 		if e.life.began <= micros(s.Expired) {
 			e.life = e.life.expiredAt(micros(s.Expired))
 		}
 	}
-	e.more.checked = max(e.more.checked, m.asked-maxFuture) // this process's idea of the store's clock may be off
-	return true, nil
+	if len(e.tags()) > 0 {
+		e.more.checked = max(e.more.checked, m.asked-maxFuture) // this process's idea of the store's clock may be off
+	}
+	return true
 }
 
 // wholly is what this process knows of the mark of everything: from announcements, and from the store each LocalTTL, since

@@ -248,9 +248,12 @@ func TestGetManyAndAKilledNode(t *testing.T) {
 			addrs[i] = s.Addr()
 		}
 		child := StartChild(t, "many", manyArgs{Addrs: addrs, Keys: numbered(0, 300)})
-		var loading int
-		if !child.NextWithin(&loading, waitLimit) || loading != 300 {
-			t.Fatalf("it loads %d keys", loading)
+		for loading := 0; loading < 300; { // a busy machine makes more calls than one of it
+			var more int
+			if !child.NextWithin(&more, waitLimit) {
+				t.Fatalf("it loads %d keys only", loading)
+			}
+			loading += more
 		}
 		child.Kill()
 		killed := time.Now()
