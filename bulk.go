@@ -70,14 +70,16 @@ func (e *KeyErrors) keys() []string {
 func (l *Loader[V]) GetMany(ctx context.Context, keys []string) (map[string]V, error) {
 	values := make(map[string]V, len(keys))
 	failed := make(map[string]error)
-	seen := make(map[string]bool, len(keys))
-	todo := make([]string, 0, len(keys))
+	seen := make(map[string]bool)
+	var todo []string
 	for _, key := range keys {
-		if seen[key] {
-			continue
+		switch e := l.hit(key); {
+		case e != nil && e.err == nil:
+			values[key] = e.value
+		case e == nil && !seen[key]:
+			seen[key] = true
+			todo = append(todo, key)
 		}
-		seen[key] = true
-		todo = append(todo, key)
 	}
 	for some := range slices.Chunk(todo, atOnce) {
 		l.each(ctx, some, false, func(key string, r Result[V], err error) {
@@ -209,9 +211,7 @@ func (g *group[V]) look() {
 	l := g.l
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(g.ctx), l.cfg.StoreTimeout)
 	defer cancel()
-	if g.err = l.askAll(ctx); g.err != nil {
-		return
-	}
+	l.askAll(ctx)
 	found := make(map[*call[V]]sighting, len(g.calls))
 	for _, c := range g.calls {
 		found[c] = sighting{at: l.local.note(c.key)}

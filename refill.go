@@ -141,9 +141,7 @@ func (l *Loader[V]) sight(c *call[V]) (s sighting, err error) {
 	}
 	ctx, cancel := l.storeCtx(c)
 	defer cancel()
-	if err := l.askAll(ctx); err != nil {
-		return s, err
-	}
+	l.askAll(ctx)
 	s.at = l.local.note(c.key)
 	s.record, err = l.store.Get(ctx, l.full(c.key))
 	return s, err
@@ -160,7 +158,7 @@ func (l *Loader[V]) take(c *call[V], s sighting, how EventKind) (done bool, err 
 		return false, nil
 	}
 	if how == EventWaited {
-		if !l.local.unvoided(e) { // its load began before a group of it was voided
+		if !l.local.unvoided(e) || !l.all.counts(&e.life) { // its load began before a group of it was voided
 			return false, nil
 		}
 	} else if fine, err := l.judge(c, e, s.marks); err != nil || !fine {

@@ -23,6 +23,7 @@ type spy struct {
 	many  atomic.Int64 // GetManys
 
 	forgetTags atomic.Bool // it knows no tag
+	noTags     atomic.Bool // it does not answer what it knows of tags
 
 	mu       sync.Mutex
 	hear     func(refill.Note)
@@ -170,6 +171,10 @@ func (s *spy) GetMany(ctx context.Context, keys ...string) ([][]byte, error) {
 func (s *spy) Tags(ctx context.Context, tags ...string) ([]refill.TagState, error) {
 	if err := s.call(ctx); err != nil {
 		return nil, err
+	}
+	if s.noTags.Load() {
+		<-ctx.Done()
+		return nil, ctx.Err()
 	}
 	if s.forgetTags.Load() {
 		return make([]refill.TagState, len(tags)), nil

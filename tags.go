@@ -199,34 +199,39 @@ func (w *wholly) learn(at int64, soft bool) {
 	}
 }
 
-// askAll asks the store for the mark of everything, if that is due. Only while it is not known do others wait for it.
-func (l *Loader[V]) askAll(ctx context.Context) error {
+// askAll asks the store for the mark of everything, if that is due, before a value is read within ctx. Only while nothing is
+// known do others wait for it. A store that does not answer, or the one server of many that has this mark, must not keep
+// everybody from reading values: then it is asked again soon.
+func (l *Loader[V]) askAll(ctx context.Context) {
 	w := &l.all
 	if next := w.next.Load(); next != 0 {
-		if l.now() < next {
-			return nil
+		if l.now() < next || !w.next.CompareAndSwap(next, l.now()+probeEvery.Microseconds()) {
+			return // not due, or somebody else asks
 		}
-		w.next.CompareAndSwap(next, l.now()+probeEvery.Microseconds()) // one asks
 	} else {
 		select {
 		case w.asking <- struct{}{}:
 			defer func() { <-w.asking }()
 		case <-ctx.Done():
-			return ctx.Err()
+			return
 		}
 		if w.next.Load() != 0 {
-			return nil
+			return
 		}
 	}
-	m, err := l.marksOf(ctx, []string{everything})
-	if err != nil {
-		return err
+	w.next.Store(l.now() + probeEvery.Microseconds())
+	if l.store.open.Load() {
+		return
 	}
-	s := m.state[everything]
-	w.learn(micros(s.Invalidated), false)
-	w.learn(micros(s.Expired), true)
-	w.next.Store(m.asked + max(l.cfg.LocalTTL, time.Second).Microseconds())
-	return nil
+	ctx, cancel := context.WithTimeout(ctx, l.cfg.StoreTimeout/2) // the other half is for the value
+	defer cancel()
+	states, err := l.cfg.Shared.Tags(ctx, l.full(everything)) // past the breaker: it counts reads of values
+	if err != nil {
+		return
+	}
+	w.learn(micros(states[0].Invalidated), false)
+	w.learn(micros(states[0].Expired), true)
+	w.next.Store(l.now() + max(l.cfg.LocalTTL, time.Second).Microseconds())
 }
 
 // counts does what stands does, for the mark of everything.

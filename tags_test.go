@@ -124,6 +124,55 @@ func TestInvalidateTagDuringALoad(t *testing.T) {
 	}
 }
 
+// As for one tag: a Get after InvalidateAll waits for a load that began before it, and does not take its value.
+func TestInvalidateAllDuringALoad(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{took: time.Second}
+		_, l, peer := tagPair(t, d, refill.Config{TTL: time.Hour})
+		defer behind(t, l, "red:1")()
+		time.Sleep(500 * ms)
+		d.version.Store(1)
+		if err := l.InvalidateAll(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		for range 2 {
+			for i, node := range []*refill.Loader[string]{peer, l} {
+				if v := get(t, node, "red:1"); v != "red:1 v1" {
+					t.Errorf("node %d: %q", i, v)
+				}
+			}
+		}
+		if n := d.loads.Load(); n != 2 {
+			t.Errorf("%d loads, want the old one and one more", n)
+		}
+	})
+}
+
+// The server that has the mark of everything does not answer: values on the others are served.
+func TestMarkOfEverythingIsOutOfReach(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{}
+		s := newSpy(refill.NewMemory())
+		s.noTags.Store(true)
+		peer := node(t, d.load, refill.Config{TTL: time.Hour, Shared: s.Store})
+		fresh := node(t, never(t), refill.Config{TTL: time.Hour, Shared: s})
+		for i := range 3 {
+			key := fmt.Sprint(i)
+			if err := peer.Refresh(t.Context(), key); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for i := range 3 {
+			r, err := fresh.GetResult(t.Context(), fmt.Sprint(i))
+			if err == nil && r.Outcome == refill.EventShared {
+				continue
+			}
+			t.Errorf("Get %d: %v (%v), %v", i, r.Value, r.Outcome, err)
+		}
+	})
+}
+
 // ExpireTag: stale is served at once, and refreshed once in the fleet.
 func TestExpireTag(t *testing.T) {
 	for name, localTTL := range map[string]time.Duration{"with L1": 0, "without L1": -1} {
