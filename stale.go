@@ -56,7 +56,8 @@ func (l life) expiredAt(at int64) life {
 		return l
 	}
 	staleFor, spareFor := l.stale-l.fresh, l.dead-l.fresh
-	l.early, l.fresh, l.stale, l.dead = l.began, l.began, l.began, l.began
+	l.fresh = min(l.began, at)
+	l.early, l.stale, l.dead = l.fresh, l.fresh, l.fresh
 	if staleFor > 0 {
 		l.stale = at + staleFor
 	}
@@ -110,7 +111,7 @@ func jittered(ttl time.Duration, jitter, rnd float64) time.Duration {
 func refreshFrom(l life, took time.Duration, share, beta, rnd float64) int64 {
 	from, ttl := l.fresh, float64(l.fresh-l.began)
 	if share > 0 {
-		from = l.began + int64(ttl*share)
+		from = min(from, l.began+int64(ttl*share))
 	}
 	if beta > 0 {
 		ahead := min(beta*float64(took.Microseconds())*-math.Log(rnd), ttl/2)

@@ -67,6 +67,7 @@ func FuzzLife(f *testing.F) {
 	for _, now := range []int64{999, 1999, 2000, 2499, 2500, 2799, 2800} { // both sides of every bound
 		f.Add(int64(1000), int64(1000), int64(500), int64(800), int64(0), now, int64(1))
 	}
+	f.Add(int64(1000), int64(1000), int64(500), int64(800), int64(34), int64(999), int64(1)) // expired before it began
 	f.Add(int64(1), int64(0), int64(0), int64(0), int64(5), int64(5), int64(1<<40))
 	f.Fuzz(func(t *testing.T, began, ttl, staleFor, staleIfError, expired, now, later int64) {
 		clamp := func(n int64) int64 { return n & (1<<50 - 1) }
