@@ -48,7 +48,7 @@ type use struct {
 
 // enter notes that a Loader keeps values of a kind under a name of a store. leave is called when it closes.
 func (r *registry) enter(s Store, name, kind string) (leave func(), err error) {
-	if !reflect.TypeOf(s).Comparable() {
+	if !reflect.ValueOf(s).Comparable() {
 		return func() {}, nil
 	}
 	at := namedIn{s, name}

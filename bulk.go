@@ -17,7 +17,7 @@ import (
 
 // NewBulk is New for a load function that takes many keys at once: GetMany and Refresh call it once for all keys that this
 // node has to load; with [Config.BulkWindow], single Gets share calls, too. A key that is absent from the map is not found.
-// keys are distinct and in no order. An error fails all of them. What is said to [FillFrom] holds for all keys,
+// keys are distinct and in no order. An error fails all of them; one that wraps [ErrNotFound] says that none is there. What is said to [FillFrom] holds for all keys,
 // what is said to its [Fill.For] for one.
 func NewBulk[V any](
 	name string, load func(ctx context.Context, keys []string) (map[string]V, error), cfg Config,
@@ -103,58 +103,83 @@ const atOnce = 1024
 // turns is how many flights of GetManys may call the store at the same time.
 const turns = 16
 
-// each finds out about many keys, each once, and tells. forced loads them, whatever is there.
+// each finds out about many keys and tells. forced loads them, whatever is there.
 func (l *Loader[V]) each(ctx context.Context, keys []string, forced bool, tell func(string, Result[V], error)) {
 	for len(keys) > 0 {
-		g := newGroup(l, ctx)
-		var again []string
-		flown := make([]place[V], len(keys))
-		for i, key := range keys {
-			flown[i] = l.board(ctx, g, key, forced, tell)
-		}
+		keys = l.round(ctx, keys, forced, tell)
+	}
+}
+
+// round flies for keys, and returns those whose flight ended without an answer.
+func (l *Loader[V]) round(
+	ctx context.Context, keys []string, forced bool, tell func(string, Result[V], error),
+) (again []string) {
+	g := newGroup(l, ctx)
+	flown := make([]place[V], 0, len(keys))
+	waited := 0
+	defer func() { // also when OnEvent panics
 		g.complete()
-		for i, p := range flown {
-			switch {
-			case p.call == nil:
-				continue
-			case forced && !p.call.forced: // an ordinary flight is on its way, and may end without a load
-				select {
-				case <-p.call.done:
-					again = append(again, keys[i])
-				case <-ctx.Done():
-					tell(keys[i], Result[V]{}, ctx.Err())
-				}
-			default:
-				if a, ok := l.wait(ctx, p); ok {
-					r, err := l.answered(p.call.key, a)
-					tell(keys[i], r, err)
-				} else {
-					again = append(again, keys[i])
-				}
+		for _, p := range flown[waited:] {
+			if p.taken {
+				l.flights.leave(p)
 			}
 		}
-		keys = again
+		if g.admitted {
+			l.flights.depart()
+		}
+	}()
+	for _, key := range keys {
+		flown = append(flown, l.board(ctx, g, key, forced, tell))
 	}
+	g.complete()
+	for i, p := range flown {
+		waited = i + 1
+		switch {
+		case p.call == nil:
+		case !p.taken: // an ordinary flight is on its way, and may end without a load
+			select {
+			case <-p.call.done:
+				again = append(again, keys[i])
+			case <-ctx.Done():
+				tell(keys[i], Result[V]{}, ctx.Err())
+			}
+		default:
+			if a, ok := l.wait(ctx, p); ok {
+				r, err := l.answered(p.call.key, a)
+				tell(keys[i], r, err)
+			} else {
+				again = append(again, keys[i])
+			}
+		}
+	}
+	return again
 }
 
 // board finds a flight for one of many keys. It tells what needs none, and returns no place then.
 func (l *Loader[V]) board(
 	ctx context.Context, g *group[V], given string, forced bool, tell func(string, Result[V], error),
-) place[V] {
+) (p place[V]) {
 	key, load, err := l.mayLoad(ctx, given, nil)
 	if err != nil {
 		tell(given, Result[V]{}, err)
-		return place[V]{}
+		return p
 	}
 	t := ticket[V]{key: key, given: given, load: load, ask: AskLeft, group: g}
 	if forced {
 		t.ask, t.forced = AskForce, true
-	} else if r, err, ok := l.remembered(ctx, t); ok {
+	} else if r, err, ok := l.remembered(ctx, t, true); ok {
 		tell(given, r, err)
-		return place[V]{}
+		return p
 	}
-	p, err := l.flights.join(ctx, t)
-	if err != nil {
+	if !g.admitted {
+		if err := l.flights.admit(ctx); err != nil {
+			r, err := l.refused(ctx, t, err)
+			tell(given, r, err)
+			return p
+		}
+		g.admitted = true
+	}
+	if p, err = l.flights.join(ctx, t); err != nil {
 		tell(given, Result[V]{}, err)
 	}
 	return p
@@ -166,7 +191,9 @@ type group[V any] struct {
 	ctx   context.Context
 	calls []*call[V] // those that have to look at the store; until complete, the goroutine of the GetMany owns it
 	batch *batch[V]  // that they load with, if there is a bulk load function
-	count bool       // its caller is counted among those who wait; guarded by flights.mu
+
+	completed bool // by the goroutine of the GetMany, as the next one
+	admitted  bool // it is counted among those who wait: once, whatever the number of its keys
 
 	read  chan struct{}         // closed when the next two may be read
 	found map[*call[V]]sighting // by those who look for the first time
@@ -176,8 +203,8 @@ type group[V any] struct {
 // sighting is what a look at the store has shown.
 type sighting struct {
 	record []byte
-	at     epoch  // noted before
-	marks  *marks // of its tags, if they have been read, too
+	at     epoch // noted before
+	marks  marks // of its tags, if they have been read, too
 }
 
 func newGroup[V any](l *Loader[V], ctx context.Context) *group[V] {
@@ -197,12 +224,16 @@ func (g *group[V]) add(c *call[V]) {
 
 // complete is called when no flight will be added any more.
 func (g *group[V]) complete() {
+	if g.completed {
+		return
+	}
+	g.completed = true
 	g.batch.close()
 	if len(g.calls) == 0 {
 		close(g.read)
 		return
 	}
-	go g.look()
+	g.l.later.Go(g.look)
 }
 
 // look reads the store for all: one exchange, and one more where values have tags.
@@ -211,7 +242,6 @@ func (g *group[V]) look() {
 	l := g.l
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(g.ctx), l.cfg.StoreTimeout)
 	defer cancel()
-	l.askAll(ctx)
 	found := make(map[*call[V]]sighting, len(g.calls))
 	for _, c := range g.calls {
 		found[c] = sighting{at: l.local.note(c.key)}
@@ -227,7 +257,7 @@ func (g *group[V]) look() {
 			tags[tag] = true
 		}
 	}
-	marks, err := l.marksOf(ctx, slices.Collect(maps.Keys(tags)))
+	marks, err := l.marksOf(ctx, l.store, slices.Collect(maps.Keys(tags)))
 	if err != nil {
 		g.err = err
 		return
@@ -266,7 +296,8 @@ type batch[V any] struct {
 
 	mu      sync.Mutex
 	open    bool // more may enter
-	inside  int  // flights that have neither left nor asked
+	keys    map[string]bool
+	inside  int // flights that have neither left nor asked
 	asked   []*seat[V]
 	running bool
 	wanted  int // of asked, while it runs: those whose flight still waits
@@ -287,16 +318,18 @@ type seat[V any] struct {
 }
 
 func newBatch[V any](l *Loader[V]) *batch[V] {
-	return &batch[V]{l: l, open: true, ready: make(chan struct{}), empty: make(chan struct{}), hurry: make(chan struct{})}
+	return &batch[V]{l: l, open: true, keys: make(map[string]bool), ready: make(chan struct{}), empty: make(chan struct{}), hurry: make(chan struct{})}
 }
 
-// enter gives a flight a seat, or nil when the batch is closed.
+// enter gives a flight a seat, or nil when the batch is closed or has another flight of the key already: one of them would
+// get the other one's tags and terms.
 func (b *batch[V]) enter(c *call[V]) *seat[V] {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if !b.open {
+	if !b.open || b.keys[c.given] {
 		return nil
 	}
+	b.keys[c.given] = true
 	b.inside++
 	return &seat[V]{b: b, key: c.given, done: make(chan struct{})}
 }
@@ -508,7 +541,14 @@ func (g *gather[V]) enter(l *Loader[V], c *call[V]) *seat[V] {
 		return s
 	}
 	g.open = b
-	time.AfterFunc(window, b.close)
+	time.AfterFunc(window, func() {
+		b.close()
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		if g.open == b {
+			g.open = nil
+		}
+	})
 	return s
 }
 

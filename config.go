@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"math"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 )
@@ -66,6 +67,10 @@ type Config struct {
 
 	// NotFoundTTL is how long an absence (ErrNotFound) is cached. Default: TTL, at most 10 s. Negative: off.
 	NotFoundTTL time.Duration
+
+	// Tags are groups that every value of this Loader is in, see Fill.Tag: with Tags: {"all"}, InvalidateTag(ctx, "all") voids
+	// them all. Default: none.
+	Tags []string
 
 	// Jitter shortens the TTL of each stored value by a random share up to this one, so that values loaded together do
 	// not expire together. Default 0.1. Negative: off. Below 1.
@@ -291,6 +296,10 @@ func (c *Config) parts() error {
 	if err := c.Shared.Check(); err != nil {
 		return invalid("Shared", "%v", err)
 	}
+	if err := checkTags("Tags", c.Tags); err != nil {
+		return err
+	}
+	c.Tags = slices.Clone(c.Tags)
 	if c.Codec != nil && c.Codec.Name() == "" {
 		return invalid("Codec", "%T has no name", c.Codec)
 	}

@@ -34,6 +34,8 @@ func TestConfigErrorsNameTheField(t *testing.T) {
 		{"MaxErrorTTL", Config{TTL: s, MaxErrorTTL: -1}},
 		{"MaxErrorTTL", Config{TTL: s, ErrorTTL: 2 * s, MaxErrorTTL: s}},
 		{"MaxErrorTTL", Config{TTL: s, ErrorTTL: -1, MaxErrorTTL: s}},
+		{"Tags", Config{TTL: s, Tags: []string{"a", ""}}},
+		{"Tags", Config{TTL: s, Tags: make([]string, 65)}},
 		{"LocalEntries", Config{TTL: s, LocalEntries: -1}},
 		{"LocalBytes", Config{TTL: s, LocalBytes: -1}},
 		{"Shared", Config{TTL: s, Shared: (*Memory)(nil)}},

@@ -64,8 +64,8 @@ func (f *Fill) SetStaleFor(d time.Duration) {
 }
 
 // Tag puts the value into groups that InvalidateTag and ExpireTag void at once: the shop whose prices it shows, the tables
-// that it was read from. At most 64, in any spelling but the empty one. A tagged value costs one more command when it is
-// read from the store, none when it comes from L1.
+// that it was read from. At most 64, in any spelling but the empty one. A tagged value costs one more command when it
+// comes from another node, none when it comes from L1.
 func (f *Fill) Tag(tags ...string) {
 	f.set(func(t *terms) {
 		for _, tag := range tags {
@@ -74,19 +74,6 @@ func (f *Fill) Tag(tags ...string) {
 			}
 		}
 	})
-}
-
-const maxTags = 64
-
-// check says what is wrong with the terms.
-func (t *terms) check() error {
-	if len(t.tags) > maxTags {
-		return invalid("tag", "%d tags, at most %d", len(t.tags), maxTags)
-	}
-	if slices.Contains(t.tags, "") {
-		return invalid("tag", "empty")
-	}
-	return nil
 }
 
 // NoStore keeps this value out of the store and of L1: it goes to those in this process who wait for it, and to nobody else.
@@ -174,7 +161,7 @@ func (f *Fill) loads(loader any, key string) bool {
 			return true
 		}
 		for _, part := range f.parts {
-			if f.loader == loader && part.key == key {
+			if part.loads(loader, key) {
 				return true
 			}
 		}

@@ -110,10 +110,12 @@ type flights[V any] struct {
 	landed  chan struct{}                // closed when closing and nothing runs any more
 	quiet   chan struct{}                // and no load function either
 	fly     func(*call[V])               // flies a call to its end
+	voided  func() uint64                // see place.tags
 }
 
-func newFlights[V any](fly func(*call[V]), room int) *flights[V] {
+func newFlights[V any](fly func(*call[V]), voided func() uint64, room int) *flights[V] {
 	return &flights[V]{
+		voided:  voided,
 		room:    room,
 		calls:   make(map[string]*call[V]),
 		boxes:   make(map[string]map[*call[V]]bool),
@@ -138,57 +140,66 @@ type ticket[V any] struct {
 
 // place is what a caller has in a flight.
 type place[V any] struct {
-	call    *call[V] // nil: none
-	led     bool     // it has started the flight
-	counted bool     // among those who wait: of a GetMany's places one is
+	call  *call[V] // nil: none
+	led   bool     // it has started the flight
+	taken bool     // false: the caller may only wait for the flight's end
+	tags  uint64   // how many voidings of tags this process had heard of before
+}
+
+// admit counts a caller who waits: one per Get, one per GetMany. depart is called when it waits no more.
+func (f *flights[V]) admit(ctx context.Context) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.waiting >= f.room && outerFill(ctx) == nil {
+		return ErrOverloaded
+	}
+	f.waiting++
+	return nil
+}
+
+func (f *flights[V]) depart() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.waiting--
 }
 
 // join gives the caller a place in the flight of the key, and starts one if there is none. Two cases give no place: a
-// background refresh finds a flight there (nil), a forced one finds a flight that is not (then forced is false in it, and
-// the caller waits for its end).
+// background refresh finds a flight there (nil), a forced one finds a flight that is not (then taken is false, and the
+// caller waits for its end). A Get that finds a forced flight starts one of its own: that one is no good for what is there.
 //
 // A flight whose context is dead is never joined, since leave takes it out of sight in the same act that cancels it.
 // Otherwise: A leaves, the flight is cancelled; B joins, with time to spare, and gets A's cancellation (tailscale#18919).
 func (f *flights[V]) join(ctx context.Context, t ticket[V]) (p place[V], err error) {
 	nested := outerFill(ctx) != nil
+	p = place[V]{taken: true, tags: f.voided()}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	p.counted = !t.behind && (t.group == nil || !t.group.count)
-	switch {
-	case f.closing.Load():
+	if f.closing.Load() {
 		return place[V]{}, ErrClosed
-	case p.counted && f.waiting >= f.room && !nested:
-		return place[V]{}, ErrOverloaded
 	}
-	if c := f.calls[t.key]; c != nil {
-		switch p.call = c; {
-		case t.behind:
-			return place[V]{}, nil
-		case t.forced && !c.forced:
-			return p, nil
-		}
+	p.call = f.calls[t.key]
+	switch c := p.call; {
+	case c == nil || c.forced && !t.forced && !t.behind:
+		p.call, p.led = f.start(ctx, t, nested), true
+	case t.behind:
+		return place[V]{}, nil
+	case t.forced && !c.forced:
+		p.taken = false
+	default:
 		c.places++
-		f.count(p, t.group)
 		if nested && !c.hurried {
 			c.hurried = true
 			close(c.hurry)
 		}
-		return p, nil
 	}
-	p.call, p.led = f.start(ctx, t, nested), true
-	f.count(p, t.group)
 	return p, nil
 }
 
-// count counts the caller with a new place. The caller holds f.mu.
-func (f *flights[V]) count(p place[V], g *group[V]) {
-	if !p.counted {
-		return
-	}
-	f.waiting++
-	if g != nil {
-		g.count = true
-	}
+// retire lets nobody join a flight any more; it flies on for those who have.
+func (f *flights[V]) retire(c *call[V]) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.unlist(c)
 }
 
 // start begins a flight. The caller holds f.mu.
@@ -251,9 +262,6 @@ func (f *flights[V]) unlist(c *call[V]) {
 func (f *flights[V]) leave(p place[V]) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if p.counted {
-		f.waiting--
-	}
 	c := p.call
 	switch c.places--; {
 	case c.places == 0:

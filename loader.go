@@ -29,8 +29,7 @@ type Loader[V any] struct {
 	gather   gather[V]
 	slots    chan struct{}  // one per running load; nil = no limit
 	turns    chan struct{}  // one per call of the store for a GetMany
-	all      wholly         // the mark of everything, see tags.go
-	held     held           // tags whose marks are there
+	holds    holds          // of marks of tags
 	failures failures       // loads that failed a moment ago
 	voids    *voids         // invalidations that the store did not take yet
 	later    sync.WaitGroup // what flights left behind: a lease to give back
@@ -69,7 +68,7 @@ func newLoader[V any](
 	}
 	l := &Loader[V]{name: name, node: newNode(), cfg: cfg, load: load, bulk: bulk}
 	l.store = newBreaker(cfg.Shared, cfg.StoreTimeout, func(k EventKind, err error) { l.emit(Event{Kind: k, Err: err}) })
-	l.all.asking, l.held.calling = make(chan struct{}, 1), make(chan struct{}, 1)
+	l.holds = holds{call: l.holdTags, until: make(map[string]time.Time)}
 	l.failures.byKey = make(map[string]pastFailure)
 	l.codec, l.kind = codecFor[V](cfg.Codec)
 	if l.leaveName, err = names.enter(cfg.Shared, name, l.kind); err != nil {
@@ -81,7 +80,7 @@ func newLoader[V any](
 		l.leaveName()
 		return nil, invalid("LocalEntries", "%v", err)
 	}
-	l.flights = newFlights(l.fly, cfg.MaxWaiters)
+	l.flights = newFlights(l.fly, l.local.voided.Load, cfg.MaxWaiters)
 	if cfg.MaxLoads < maxSlots {
 		l.slots = make(chan struct{}, cfg.MaxLoads)
 	}
@@ -170,10 +169,14 @@ func (l *Loader[V]) get(ctx context.Context, given string, load loadFunc[V]) (Re
 		return Result[V]{}, err
 	}
 	t := ticket[V]{key: key, given: given, load: load, ask: AskLeft}
+	if r, err, ok := l.remembered(ctx, t, true); ok {
+		return r, err
+	}
+	if err := l.flights.admit(ctx); err != nil {
+		return l.refused(ctx, t, err)
+	}
+	defer l.flights.depart()
 	for {
-		if r, err, ok := l.remembered(ctx, t); ok {
-			return r, err
-		}
 		p, err := l.flights.join(ctx, t)
 		if err != nil {
 			return Result[V]{}, err
@@ -181,11 +184,23 @@ func (l *Loader[V]) get(ctx context.Context, given string, load loadFunc[V]) (Re
 		if a, ok := l.wait(ctx, p); ok {
 			return l.answered(key, a)
 		}
+		if r, err, ok := l.remembered(ctx, t, true); ok {
+			return r, err
+		}
 	}
 }
 
-// remembered answers from L1, if that may be done at once, and lets an entry be refreshed that is due.
-func (l *Loader[V]) remembered(ctx context.Context, t ticket[V]) (r Result[V], err error, ok bool) {
+// refused answers who may not wait: with a stale value that it would have waited to improve, or with the reason.
+func (l *Loader[V]) refused(ctx context.Context, t ticket[V], why error) (Result[V], error) {
+	if r, err, ok := l.remembered(ctx, t, false); ok && !t.forced {
+		return r, err
+	}
+	return Result[V]{}, why
+}
+
+// remembered answers from L1, if that may be done at once, and lets an entry be refreshed that is due. patient says that
+// a stale one may wait for its refill, see Config.SoftTimeout.
+func (l *Loader[V]) remembered(ctx context.Context, t ticket[V], patient bool) (r Result[V], err error, ok bool) {
 	e := l.local.get(t.key)
 	if e == nil || e.pass || !l.local.current(e) {
 		return r, nil, false
@@ -198,7 +213,7 @@ func (l *Loader[V]) remembered(ctx context.Context, t ticket[V]) (r Result[V], e
 	case Stale:
 		how = EventStale
 		l.refreshBehind(ctx, e, t, now)
-		if l.cfg.SoftTimeout > 0 && l.flights.flying(t.key) {
+		if patient && l.cfg.SoftTimeout > 0 && l.flights.flying(t.key) {
 			return r, nil, false // it knows the entry, and will hand it out in time
 		}
 	default:
@@ -260,6 +275,11 @@ func (l *Loader[V]) wait(ctx context.Context, p place[V]) (answer[V], bool) {
 		return answer[V]{err: ctx.Err()}, true
 	}
 	a := c.answer
+	if e := a.entry; e != nil && p.tags > e.at.tags && l.local.tagVoided(e) > e.at.tags {
+		// A group of the answer was voided since its load began, and perhaps before this caller came.
+		l.flights.retire(c)
+		return answer[V]{}, false
+	}
 	if a.how == EventHit || a.how == EventShared || a.how == EventStale { // handed out before the refresh, perhaps long ago
 		switch f := a.entry.life.at(l.now()); {
 		case f == Stale:
@@ -316,7 +336,7 @@ func (l *Loader[V]) Peek(ctx context.Context, key string) (Result[V], bool) {
 		}
 		e, how = l.decode(key, record, epoch{}), EventShared
 		if e != nil {
-			if m, err := l.marksOf(ctx, e.tags()); err != nil || !l.stands(e, m) {
+			if m, err := l.marksOf(ctx, l.cfg.Shared, e.tags()); err != nil || !l.stands(e, m) {
 				return Result[V]{}, false
 			}
 		}

@@ -3,6 +3,7 @@ package refill
 import (
 	"hash/maphash"
 	"math/rand/v2"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -27,7 +28,9 @@ type local[V any] struct {
 	leastCost int64                               // of an entry, so that bytes bound the number, too
 
 	stripes [epochStripes]atomic.Uint32 // raised for a key: voids it, and those that share its stripe
-	tags    [tagStripes]atomic.Int64    // when a tag was voided last, µs by the store's clock
+	tags    [tagStripes]atomic.Uint64   // which voiding of a tag was the last
+	voided  atomic.Uint64               // how many voidings of tags there were
+	tagMu   sync.Mutex                  // one voiding at a time
 	session atomic.Uint64               // raised for all; odd = the subscription stands
 }
 
@@ -65,13 +68,13 @@ type more struct {
 	validator string
 	tags      []string
 	stripes   []uint16 // of the tags, see local.tags
-	checked   int64    // a tag that was voided before then does not concern this value, µs
 }
 
 // epoch is when an entry's read began, in events instead of time.
 type epoch struct {
 	stripe  uint32
 	session uint64
+	tags    uint64
 }
 
 func newLocal[V any](cfg *Config, clock *coarseClock) (*local[V], error) {
@@ -109,7 +112,7 @@ func newLocal[V any](cfg *Config, clock *coarseClock) (*local[V], error) {
 
 // note is the epoch of key now. Note it before a read begins.
 func (l *local[V]) note(key string) epoch {
-	e := epoch{l.stripes[l.hash(key)%epochStripes].Load(), l.session.Load()}
+	e := epoch{l.stripes[l.hash(key)%epochStripes].Load(), l.session.Load(), l.voided.Load()}
 	if e.session%2 == 0 {
 		e.session = noSession // what is read now may miss an announcement
 	}
@@ -131,7 +134,7 @@ func (l *local[V]) current(e *entry[V]) bool {
 
 // unvoided is the weaker promise that is left while announcements cannot be heard: none was heard about e.
 func (l *local[V]) unvoided(e *entry[V]) bool {
-	return e.at.stripe == l.stripes[e.hash%epochStripes].Load() && (e.more == nil || l.grouped(e))
+	return e.at.stripe == l.stripes[e.hash%epochStripes].Load() && (e.more == nil || l.tagVoided(e) <= e.at.tags)
 }
 
 // get returns the entry of key, if there is one; the caller judges it.
@@ -179,16 +182,6 @@ func (l *local[V]) void(key string) {
 	if l.back != nil {
 		l.front.drop(h, key)
 		l.back.Del(h)
-	}
-}
-
-// voidAll makes all that is known invalid, and every read that has begun.
-func (l *local[V]) voidAll() {
-	for {
-		s := l.session.Load()
-		if s == closedFor || l.session.CompareAndSwap(s, s+2) {
-			return
-		}
 	}
 }
 

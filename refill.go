@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime/debug"
+	"slices"
 	"time"
 )
 
@@ -55,6 +56,7 @@ func (l *Loader[V]) refill(c *call[V]) error {
 			continue
 		}
 		c.drain()
+		c.sighted = true // what its group has read is from before
 		c.at = l.local.note(c.key)
 		token, asked := l.node.token(), time.Now()
 		lease, err := l.tryLease(c, token)
@@ -141,7 +143,6 @@ func (l *Loader[V]) sight(c *call[V]) (s sighting, err error) {
 	}
 	ctx, cancel := l.storeCtx(c)
 	defer cancel()
-	l.askAll(ctx)
 	s.at = l.local.note(c.key)
 	s.record, err = l.store.Get(ctx, l.full(c.key))
 	return s, err
@@ -157,11 +158,7 @@ func (l *Loader[V]) take(c *call[V], s sighting, how EventKind) (done bool, err 
 	if e == nil {
 		return false, nil
 	}
-	if how == EventWaited {
-		if !l.local.unvoided(e) || !l.all.counts(&e.life) { // its load began before a group of it was voided
-			return false, nil
-		}
-	} else if fine, err := l.judge(c, e, s.marks); err != nil || !fine {
+	if fine, err := l.judge(c, e, s.marks); err != nil || !fine {
 		return false, err
 	}
 	f := e.life.at(l.now())
@@ -181,12 +178,12 @@ func (l *Loader[V]) take(c *call[V], s sighting, how EventKind) (done bool, err 
 	return l.offer(c, e, f, how), nil
 }
 
-// judge asks for the marks of an entry that the store gave, unless a group has read them, and applies them.
-func (l *Loader[V]) judge(c *call[V], e *entry[V], m *marks) (fine bool, err error) {
+// judge asks for the marks of an entry, unless a group has read them, and applies them.
+func (l *Loader[V]) judge(c *call[V], e *entry[V], m marks) (fine bool, err error) {
 	if m == nil && len(e.tags()) > 0 {
 		ctx, cancel := l.storeCtx(c)
 		defer cancel()
-		if m, err = l.marksOf(ctx, e.tags()); err != nil {
+		if m, err = l.marksOf(ctx, l.store, e.tags()); err != nil {
 			return false, &storeError{err}
 		}
 	}
@@ -338,8 +335,10 @@ func (l *Loader[V]) fill(c *call[V], token string, asked, began time.Time, free 
 
 // publish stores the record if the claim is still this fill's. The callers of this flight get their value either way.
 func (l *Loader[V]) publish(c *call[V], token string, e *entry[V], record []byte) {
-	if e.more != nil {
-		l.hold(c, e.more.tags)
+	if tags := e.tags(); len(tags) > 0 {
+		if err := l.holds.hold(tags, e.life.age(l.now())); err != nil { // it is void until somebody holds its tags
+			l.emit(Event{Kind: EventStoreError, Key: c.key, Err: err})
+		}
 	}
 	ctx, cancel := l.storeCtx(c)
 	defer cancel()
@@ -422,6 +421,7 @@ func (l *Loader[V]) pass(c *call[V]) (done bool) {
 	if c.behind && !l.flights.wanted(c) {
 		return true
 	}
+	c.at = l.local.note(c.key)
 	if err := l.failure(c.key); err != nil {
 		l.fallBack(c, err)
 		return true
@@ -466,7 +466,7 @@ func (l *Loader[V]) loadAlone(c *call[V], free func(), keep bool) error {
 // serveUnheard serves an entry of L1 that would be asked about if there were anybody to ask. It reports whether c is done.
 func (l *Loader[V]) serveUnheard(c *call[V]) bool {
 	e := l.local.get(c.key)
-	if e == nil || e.pass || c.forced || !l.local.unvoided(e) || e.life.began <= l.all.invalidated.Load() {
+	if e == nil || e.pass || c.forced || !l.local.unvoided(e) {
 		return false
 	}
 	return l.offer(c, e, e.life.at(l.now()), EventHit)
@@ -618,7 +618,7 @@ func (l *Loader[V]) storeCtx(c *call[V]) (context.Context, context.CancelFunc) {
 // encode makes the record of what was loaded, and the entry that a reader of that record gets: so all nodes see the same,
 // also where the codec leaves something out. On an error the entry has the value as it was loaded.
 func (l *Loader[V]) encode(c *call[V], token string, began time.Time, r loaded[V]) (*entry[V], []byte, error) {
-	rec := Record{Token: token, LoadBegan: began, LoadTook: r.took, Kind: l.kind, Validator: r.terms.validator, Tags: r.terms.tags}
+	rec := Record{Token: token, LoadBegan: began, LoadTook: r.took, Kind: l.kind, Validator: r.terms.validator, Tags: l.tagsOf(r.terms)}
 	l.plan(&rec, r)
 	asLoaded := l.entry(c.key, &rec, c.at)
 	asLoaded.value = r.value
@@ -631,7 +631,7 @@ func (l *Loader[V]) encode(c *call[V], token string, began time.Time, r loaded[V
 	}
 	var record []byte
 	err := safely(func() (err error) {
-		if err = r.terms.check(); err != nil {
+		if err = checkTags("tag", rec.Tags); err != nil {
 			return err
 		}
 		if !rec.NotFound {
@@ -666,6 +666,17 @@ func (l *Loader[V]) publishMark(c *call[V], token string, began time.Time, t ter
 		return
 	}
 	l.publish(c, token, l.entry(c.key, &rec, c.at), record)
+}
+
+// tagsOf are the tags of a value: those of all, and its own.
+func (l *Loader[V]) tagsOf(t terms) []string {
+	tags := slices.Clone(l.cfg.Tags)
+	for _, tag := range t.tags {
+		if !slices.Contains(tags, tag) {
+			tags = append(tags, tag)
+		}
+	}
+	return tags
 }
 
 // plan sets the times of a record.
@@ -704,7 +715,7 @@ func (l *Loader[V]) decode(key string, record []byte, at epoch) *entry[V] {
 func (l *Loader[V]) entry(key string, r *Record, at epoch) *entry[V] {
 	e := &entry[V]{key: key, hash: l.local.hash(key), token: r.Token, life: lifeOf(r), at: at, pass: r.NoStore}
 	if r.Validator != "" || len(r.Tags) > 0 {
-		e.more = &more{validator: r.Validator, tags: r.Tags, checked: e.life.began}
+		e.more = &more{validator: r.Validator, tags: r.Tags}
 		for _, tag := range r.Tags {
 			e.more.stripes = append(e.more.stripes, l.local.tagStripe(spelled(tag)))
 		}

@@ -124,55 +124,6 @@ func TestInvalidateTagDuringALoad(t *testing.T) {
 	}
 }
 
-// As for one tag: a Get after InvalidateAll waits for a load that began before it, and does not take its value.
-func TestInvalidateAllDuringALoad(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		d := &db{took: time.Second}
-		_, l, peer := tagPair(t, d, refill.Config{TTL: time.Hour})
-		defer behind(t, l, "red:1")()
-		time.Sleep(500 * ms)
-		d.version.Store(1)
-		if err := l.InvalidateAll(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		synctest.Wait()
-		for range 2 {
-			for i, node := range []*refill.Loader[string]{peer, l} {
-				if v := get(t, node, "red:1"); v != "red:1 v1" {
-					t.Errorf("node %d: %q", i, v)
-				}
-			}
-		}
-		if n := d.loads.Load(); n != 2 {
-			t.Errorf("%d loads, want the old one and one more", n)
-		}
-	})
-}
-
-// The server that has the mark of everything does not answer: values on the others are served.
-func TestMarkOfEverythingIsOutOfReach(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		d := &db{}
-		s := newSpy(refill.NewMemory())
-		s.noTags.Store(true)
-		peer := node(t, d.load, refill.Config{TTL: time.Hour, Shared: s.Store})
-		fresh := node(t, never(t), refill.Config{TTL: time.Hour, Shared: s})
-		for i := range 3 {
-			key := fmt.Sprint(i)
-			if err := peer.Refresh(t.Context(), key); err != nil {
-				t.Fatal(err)
-			}
-		}
-		for i := range 3 {
-			r, err := fresh.GetResult(t.Context(), fmt.Sprint(i))
-			if err == nil && r.Outcome == refill.EventShared {
-				continue
-			}
-			t.Errorf("Get %d: %v (%v), %v", i, r.Value, r.Outcome, err)
-		}
-	})
-}
-
 // ExpireTag: stale is served at once, and refreshed once in the fleet.
 func TestExpireTag(t *testing.T) {
 	for name, localTTL := range map[string]time.Duration{"with L1": 0, "without L1": -1} {
@@ -199,6 +150,8 @@ func TestExpireTag(t *testing.T) {
 				}
 				time.Sleep(time.Second)
 				for i, node := range both {
+					get(t, node, "red:1") // a node that was only told of the new value fetches it behind this one
+					synctest.Wait()
 					if v := get(t, node, "red:1"); v != "red:1 v1" {
 						t.Errorf("node %d: %q, want the refreshed one", i, v)
 					}
@@ -221,15 +174,16 @@ func TestExpireTag(t *testing.T) {
 	}
 }
 
-// Everything at once, also for nodes that start later, and for one that misses the push.
-func TestInvalidateAll(t *testing.T) {
+// Config.Tags: everything at once, also for nodes that start later, and for one that misses the push.
+func TestEveryValueIsTagged(t *testing.T) {
 	for _, soft := range []bool{false, true} {
 		t.Run(fmt.Sprint("soft ", soft), func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				d := &db{}
-				cfg := refill.Config{TTL: time.Hour, StaleFor: time.Hour, LocalTTL: 10 * time.Second}
+				cfg := refill.Config{TTL: time.Hour, StaleFor: time.Hour, LocalTTL: 10 * time.Second, Tags: []string{"all"}}
 				s, l, peer := tagPair(t, d, cfg)
-				keys := []string{"red:1", "blue:2", "plain"}
+				cfg.Tags[0] = "changed by the caller"
+				keys := []string{"red:1", "blue:2", "all:3"}
 				for _, key := range keys {
 					get(t, l, key)
 					get(t, peer, key)
@@ -237,14 +191,14 @@ func TestInvalidateAll(t *testing.T) {
 				time.Sleep(ms)
 				d.version.Store(1)
 				s.mute.Store(true)
-				void := peer.InvalidateAll
+				void := peer.InvalidateTag
 				if soft {
-					void = peer.ExpireAll
+					void = peer.ExpireTag
 				}
-				if err := void(t.Context()); err != nil {
+				if err := void(t.Context(), "all"); err != nil {
 					t.Fatal(err)
 				}
-				cfg.Shared = s.Store
+				cfg.Shared, cfg.Tags = s.Store, []string{"all"}
 				for name, n := range map[string]*refill.Loader[string]{"the one that said so": peer, "a new one": node(t, d.tagged, cfg)} {
 					for _, key := range keys {
 						if soft {
@@ -258,7 +212,7 @@ func TestInvalidateAll(t *testing.T) {
 						}
 					}
 				}
-				time.Sleep(21 * time.Second) // it missed the push: LocalTTL bounds that
+				time.Sleep(10 * time.Second) // it missed the push: LocalTTL bounds that
 				for _, key := range keys {
 					get(t, l, key)
 					synctest.Wait()
@@ -268,6 +222,9 @@ func TestInvalidateAll(t *testing.T) {
 				}
 				if n := d.loads.Load(); n != 6 {
 					t.Errorf("%d loads, want each key twice", n)
+				}
+				if r, _ := l.Peek(t.Context(), "red:1"); fmt.Sprint(r.Tags) != "[all red]" {
+					t.Errorf("tags %v", r.Tags)
 				}
 			})
 		})
@@ -402,7 +359,7 @@ func TestBadTags(t *testing.T) {
 		}
 		_ = l.Close()
 		for name, err := range map[string]error{
-			"InvalidateTag": l.InvalidateTag(t.Context(), "a"), "InvalidateAll": l.InvalidateAll(t.Context()), "ExpireAll": l.ExpireAll(t.Context()),
+			"InvalidateTag": l.InvalidateTag(t.Context(), "a"), "ExpireTag": l.ExpireTag(t.Context(), "a"),
 		} {
 			if !errors.Is(err, refill.ErrClosed) {
 				t.Errorf("%s after Close: %v", name, err)

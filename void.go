@@ -14,7 +14,6 @@ import (
 func (l *Loader[V]) hear(n Note) {
 	switch n.Kind {
 	case NoteUp:
-		l.all.next.Store(0) // something may have been missed
 		l.local.heard(true)
 		l.flights.detachAll() // what they load may have been invalidated meanwhile
 		l.flights.tell("", n) // whoever waits may have missed what it waits for
@@ -30,7 +29,9 @@ func (l *Loader[V]) hear(n Note) {
 		l.emit(Event{Kind: EventStoreDoubt, Err: n.Err})
 		return
 	case NoteTagInvalidated, NoteTagExpired:
-		l.dropTag(n.Key, micros(n.At), n.Kind == NoteTagExpired) // our own, too: its moment is the store's
+		if !l.node.made(n.Token) {
+			l.dropTag(n.Key)
+		}
 		return
 	}
 	key := strings.TrimPrefix(n.Key, l.name+":")
@@ -63,7 +64,8 @@ func (l *Loader[V]) replace(key string, n Note) {
 		return
 	}
 	if e.token == n.Replaced && len(n.Record) > 0 {
-		if next := l.decode(key, n.Record, e.at); next != nil {
+		// One with tags is read again, with their marks.
+		if next := l.decode(key, n.Record, e.at); next != nil && len(next.tags()) == 0 {
 			l.keep(next, len(n.Record))
 			return
 		}
@@ -146,7 +148,7 @@ func (l *Loader[V]) voidAgain(ctx context.Context, full string, v voiding) error
 func (l *Loader[V]) voided(full string, v voiding, err error) {
 	key := strings.TrimPrefix(full, l.name+":")
 	if v.tag {
-		l.dropTag(full, l.now(), v.soft)
+		l.dropTag(full)
 	} else {
 		l.drop(key) // a Get since the failure may have read the old value, and our own announcement is not heard here
 	}
@@ -194,13 +196,20 @@ func newVoids(
 
 // add queues keys or tags. A hard one is not softened by a later soft one.
 func (v *voids) add(full []string, what voiding) {
+	for _, key := range v.queue(full, what) {
+		v.tell(key, what, fmt.Errorf("%w: %d invalidations wait for the store", ErrOverloaded, maxVoids))
+	}
+}
+
+// queue returns those that there is no room for.
+func (v *voids) queue(full []string, what voiding) (tooMany []string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for _, key := range full {
 		p := pendingVoid{key, what.tag}
 		old, there := v.pending[p]
 		if !there && len(v.pending) >= maxVoids {
-			v.tell(key, what, fmt.Errorf("%w: %d invalidations wait for the store", ErrOverloaded, maxVoids))
+			tooMany = append(tooMany, key)
 			continue
 		}
 		what := what
@@ -211,6 +220,7 @@ func (v *voids) add(full []string, what voiding) {
 		v.running = true
 		v.group.Go(v.run)
 	}
+	return tooMany
 }
 
 func (v *voids) wake() { ring(v.bell) }
