@@ -108,6 +108,7 @@ func TestGetMany(t *testing.T) {
 		keys := append(names(0, 10), "k0001") // one twice
 		for range 2 {                         // the second time from L1
 			got, err := l.GetMany(t.Context(), keys)
+			synctest.Wait() // L1 takes its time with keys that share a place in front
 			if err != nil || len(got) != 9 || got["k0007"] != "row k0007" {
 				t.Errorf("%v, %v", got, err)
 			}
@@ -464,6 +465,7 @@ func TestGetManyWithoutTheStore(t *testing.T) {
 		s := newSpy(refill.NewMemory())
 		l := bulk(t, d, refill.Config{Shared: s})
 		all(t, l, names(0, 100))
+		synctest.Wait() // L1 takes its time with keys that share a place in front
 		d.asked()
 		s.cut(true)
 		all(t, l, names(50, 200))

@@ -76,7 +76,7 @@ var promises = []promise{
 			"no epoch of the subscription", "local.go", "return e.at.session == l.session.Load() && l.unvoided(e)", "return l.unvoided(e)",
 		}},
 		{"TestInvalidateTagDuringALoad", memory, "InvalidateTag while a load is under way whose tags nobody knows yet", mutant{
-			"L1 does not compare", "local.go", " && (e.more == nil || l.grouped(e))", "",
+			"L1 does not compare", "local.go", " && (e.more == nil || l.tagVoided(e) <= e.at.tags)", "",
 		}},
 		{"TestInvalidateTag", memory, "InvalidateTag whose push is lost, on a node without L1", mutant{
 			"the mark is not compared", "tags.go", "if !s.Known || e.life.began <= micros(s.Invalidated) {", "if !s.Known {",
@@ -155,7 +155,7 @@ var promises = []promise{
 			"nobody is shed", "refill.go", "case <-impatient:\n", "case <-make(chan int):\n",
 		}},
 		{"TestMaxWaiters", memory, "more callers than may wait", mutant{
-			"nobody is refused", "flight.go", "f.waiting >= f.room && !nested", "false",
+			"nobody is refused", "flight.go", "f.waiting >= f.room && outerFill(ctx) == nil", "false",
 		}},
 		{"TestFullRedis", real, "a Redis at maxmemory", mutant{}},
 		{"TestCutReplies", real, "replies and announcements cut in the middle", mutant{}},
