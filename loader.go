@@ -27,9 +27,11 @@ type Loader[V any] struct {
 	local    *local[V]
 	flights  *flights[V]
 	gather   gather[V]
-	slots    chan struct{}  // one per running load; nil = no limit
-	turns    chan struct{}  // one per call of the store for a GetMany
-	holds    holds          // of marks of tags
+	slots    chan struct{}   // one per running load; nil = no limit
+	turns    chan struct{}   // one per call of the store for a GetMany
+	marks    together[marks] // reads of them, for all flights
+	holds    together[struct{}]
+	held     held
 	failures failures       // loads that failed a moment ago
 	voids    *voids         // invalidations that the store did not take yet
 	later    sync.WaitGroup // what flights left behind: a lease to give back
@@ -68,7 +70,7 @@ func newLoader[V any](
 	}
 	l := &Loader[V]{name: name, node: newNode(), cfg: cfg, load: load, bulk: bulk}
 	l.store = newBreaker(cfg.Shared, cfg.StoreTimeout, func(k EventKind, err error) { l.emit(Event{Kind: k, Err: err}) })
-	l.holds = holds{call: l.holdTags, until: make(map[string]time.Time)}
+	l.marks.call, l.holds.call = l.readMarks, l.holdTags
 	l.failures.byKey = make(map[string]pastFailure)
 	l.codec, l.kind = codecFor[V](cfg.Codec)
 	if l.leaveName, err = names.enter(cfg.Shared, name, l.kind); err != nil {

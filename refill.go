@@ -183,7 +183,7 @@ func (l *Loader[V]) judge(c *call[V], e *entry[V], m marks) (fine bool, err erro
 	if m == nil && len(e.tags()) > 0 {
 		ctx, cancel := l.storeCtx(c)
 		defer cancel()
-		if m, err = l.marksOf(ctx, l.store, e.tags()); err != nil {
+		if m, err = l.marks.ask(ctx, e.tags(), 0); err != nil {
 			return false, &storeError{err}
 		}
 	}
@@ -335,11 +335,7 @@ func (l *Loader[V]) fill(c *call[V], token string, asked, began time.Time, free 
 
 // publish stores the record if the claim is still this fill's. The callers of this flight get their value either way.
 func (l *Loader[V]) publish(c *call[V], token string, e *entry[V], record []byte) {
-	if tags := e.tags(); len(tags) > 0 {
-		if err := l.holds.hold(tags, e.life.age(l.now())); err != nil { // it is void until somebody holds its tags
-			l.emit(Event{Kind: EventStoreError, Key: c.key, Err: err})
-		}
-	}
+	l.hold(c, e)
 	ctx, cancel := l.storeCtx(c)
 	defer cancel()
 	state, err := l.store.Publish(ctx, Publication{
@@ -358,6 +354,18 @@ func (l *Loader[V]) publish(c *call[V], token string, e *entry[V], record []byte
 	}
 	l.emit(Event{Kind: kind, Key: c.key, Err: err})
 	l.keep(e, len(record))
+}
+
+// hold sees to it that the tags of an entry have marks before its record is stored.
+func (l *Loader[V]) hold(c *call[V], e *entry[V]) {
+	if len(l.held.missing(e.tags(), time.Now())) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), 2*l.cfg.StoreTimeout) // a call that runs already, and ours
+	defer cancel()
+	if _, err := l.holds.ask(ctx, e.tags(), e.life.age(l.now())); err != nil { // it is void until somebody holds its tags
+		l.emit(Event{Kind: EventStoreError, Key: c.key, Err: err})
+	}
 }
 
 var errNoRoom = errors.New("refill: the store is full")

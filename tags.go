@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"hash/maphash"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -117,6 +119,13 @@ func (l *Loader[V]) marksOf(ctx context.Context, from Store, tags []string) (mar
 	return m, nil
 }
 
+// readMarks is one call of the store for all flights that need marks.
+func (l *Loader[V]) readMarks(tags []string, _ time.Duration) (marks, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), l.cfg.StoreTimeout)
+	defer cancel()
+	return l.marksOf(ctx, l.store, tags)
+}
+
 // stands judges an entry that another node may have loaded by the marks of its groups. It reports false for one that is
 // void, and ages one that was expired.
 func (l *Loader[V]) stands(e *entry[V], m marks) bool {
@@ -135,6 +144,21 @@ func (l *Loader[V]) stands(e *entry[V], m marks) bool {
 	return true
 }
 
+// holdTags is one call of the store, which sees to it that the tags of values that are about to be stored have marks. What was
+// stored before a mark was lost is void, since nobody knows what it has missed; what began with the loads that are about
+// to be stored is not: reach is how long ago the first of them began.
+func (l *Loader[V]) holdTags(tags []string, reach time.Duration) (none struct{}, err error) {
+	if tags = l.held.missing(tags, time.Now()); len(tags) == 0 {
+		return none, nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), l.cfg.StoreTimeout)
+	defer cancel()
+	if err = l.store.HoldTags(ctx, reach+span(maxFuture), l.markLife(), l.fullTags(tags)...); err == nil {
+		l.held.add(tags, time.Now())
+	}
+	return none, err
+}
+
 // heldFor is how long a tag counts as held that this process has held: if its mark is lost meanwhile, values are void that
 // need not be, no more.
 const heldFor = 10 * time.Second
@@ -142,90 +166,90 @@ const heldFor = 10 * time.Second
 // maxHeld bounds the memory.
 const maxHeld = 4096
 
-// holds sees to it that the tags of values that are about to be stored have marks. One call of the store runs at a time; the
-// tags of all who come meanwhile go with the next one: a bulk load ends with hundreds of values.
-type holds struct {
-	call func(reach time.Duration, tags []string) error
-
+// held are the tags whose marks this process has just seen to.
+type held struct {
 	mu    sync.Mutex
-	until map[string]time.Time // tags that were held a moment ago
-	busy  bool                 // a call runs
-	next  *holding             // what comes after it, nil if there is nothing
+	until map[string]time.Time
 }
 
-// holding is one call, while it is gathered and while it runs.
-type holding struct {
-	tags  []string
-	reach time.Duration // of the load that began first
-	done  chan struct{}
-	err   error // written before done is closed
-}
-
-// hold returns when the tags have marks, or that could not be done. reach is how long ago the value's load began.
-func (h *holds) hold(tags []string, reach time.Duration) error {
+func (h *held) missing(tags []string, now time.Time) (missing []string) {
 	h.mu.Lock()
-	now, missing := time.Now(), []string(nil)
+	defer h.mu.Unlock()
 	for _, tag := range tags {
 		if !now.Before(h.until[tag]) {
 			missing = append(missing, tag)
 		}
 	}
-	if len(missing) == 0 {
-		h.mu.Unlock()
-		return nil
-	}
-	if h.next == nil {
-		h.next = &holding{done: make(chan struct{})}
-	}
-	mine := h.next
-	mine.tags = append(mine.tags, missing...)
-	mine.reach = max(mine.reach, reach)
-	lead := !h.busy
-	h.busy = true
-	h.mu.Unlock()
-	if lead {
-		h.run()
-	}
-	<-mine.done // after two calls at the latest
-	return mine.err
+	return missing
 }
 
-// run makes calls until nobody waits for one.
-func (h *holds) run() {
-	for {
-		h.mu.Lock()
-		this := h.next
-		h.next = nil
-		h.busy = this != nil
-		h.mu.Unlock()
-		if this == nil {
-			return
-		}
-		this.err = h.call(this.reach, this.tags)
-		if this.err == nil {
-			h.note(this.tags)
-		}
-		close(this.done)
-	}
-}
-
-func (h *holds) note(tags []string) {
+func (h *held) add(tags []string, now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if len(h.until) > maxHeld {
-		clear(h.until)
+	if h.until == nil || len(h.until) > maxHeld {
+		h.until = make(map[string]time.Time)
 	}
 	for _, tag := range tags {
-		h.until[tag] = time.Now().Add(heldFor)
+		h.until[tag] = now.Add(heldFor)
 	}
 }
 
-// holdTags is one call of the store. What was stored before a mark was lost is void, since nobody knows what it has missed;
-// what began with the loads that are about to be stored is not.
-func (l *Loader[V]) holdTags(reach time.Duration, tags []string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), l.cfg.StoreTimeout)
-	defer cancel()
-	return l.store.HoldTags(ctx, reach+span(maxFuture), l.markLife(), l.fullTags(tags)...)
+// together makes calls about tags one at a time; all who come while one runs share the next: a bulk load ends with hundreds
+// of values that have the same tags, here and on every node that waits for them.
+type together[R any] struct {
+	call func(tags []string, reach time.Duration) (R, error)
+
+	mu   sync.Mutex
+	busy bool       // a call runs
+	next *shared[R] // the one after it, nil if nobody has come
+}
+
+// shared is one call, while it is gathered and while it runs.
+type shared[R any] struct {
+	tags   map[string]bool
+	reach  time.Duration // the longest
+	done   chan struct{} // closed when the next two may be read
+	result R
+	err    error
+}
+
+func (t *together[R]) ask(ctx context.Context, tags []string, reach time.Duration) (r R, err error) {
+	t.mu.Lock()
+	if t.next == nil {
+		t.next = &shared[R]{tags: make(map[string]bool), done: make(chan struct{})}
+	}
+	mine := t.next
+	for _, tag := range tags {
+		mine.tags[tag] = true
+	}
+	mine.reach = max(mine.reach, reach)
+	first := !t.busy
+	t.busy = true
+	t.mu.Unlock()
+	if first {
+		t.run()
+	}
+	select {
+	case <-mine.done:
+		return mine.result, mine.err
+	case <-ctx.Done():
+		return r, ctx.Err()
+	}
+}
+
+// run makes the next call, and leaves the one after it to a goroutine: who called must not work for others.
+func (t *together[R]) run() {
+	t.mu.Lock()
+	this := t.next
+	t.next = nil
+	t.mu.Unlock()
+	this.result, this.err = t.call(slices.Collect(maps.Keys(this.tags)), this.reach)
+	close(this.done)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.busy = t.next != nil; t.busy {
+		go t.run()
+	}
 }
 
 // tagStripe is where L1 keeps which voiding of a tag was the last. Tags that share one are voided together, which costs
