@@ -149,7 +149,7 @@ func TestBackOff(t *testing.T) {
 			t.Errorf("after %d failures %v, want %v", n, got, want*time.Second)
 		}
 	}
-	if got := backOff(time.Second, time.Second, 1<<40); got != time.Second {
+	if got := backOff(time.Second, time.Second, math.MaxInt32); got != time.Second {
 		t.Errorf("one that does not grow: %v", got)
 	}
 }
