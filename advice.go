@@ -14,14 +14,18 @@ func (c *Config) advice() (doubts []error) {
 			doubts = append(doubts, fmt.Errorf("refill: %s: %s", field, fmt.Sprintf(format, args...)))
 		}
 	}
-	spare := max(c.StaleFor, c.StaleIfError)
-	doubt(c.SoftTimeout > 0 && c.StaleFor == 0, "SoftTimeout", "%v, but StaleFor is 0: there is nothing to serve after it", c.SoftTimeout)
+	life := c.TTL + max(c.StaleFor, c.StaleIfError)
+	doubt(c.SoftTimeout > 0 && c.StaleFor == 0, "SoftTimeout",
+		"%v, but StaleFor is 0: there is nothing to serve after it", c.SoftTimeout)
 	doubt(c.SoftTimeout >= c.LoadTimeout, "SoftTimeout", "%v, LoadTimeout (%v) is always first", c.SoftTimeout, c.LoadTimeout)
 	doubt(c.LocalTTL > c.TTL, "LocalTTL", "%v, above TTL (%v) it has no effect", c.LocalTTL, c.TTL)
-	doubt(c.LoadTimeout > c.TTL+spare, "LoadTimeout", "%v: a load may take longer than its value lives (%v)", c.LoadTimeout, c.TTL+spare)
+	doubt(c.LoadTimeout > max(life, 10*time.Second), "LoadTimeout", // the default is nobody's mistake
+		"%v: a load may take longer than its value lives (%v)", c.LoadTimeout, life)
 	doubt(c.NotFoundTTL > c.TTL, "NotFoundTTL", "%v: an absence lives longer than a value (%v)", c.NotFoundTTL, c.TTL)
-	doubt(c.StaleIfError > 0 && c.StaleIfError < c.StaleFor, "StaleIfError", "%v, below StaleFor (%v) it has no effect", c.StaleIfError, c.StaleFor)
-	doubt(c.ErrorTTL > time.Minute && c.ErrorTTL > c.TTL, "ErrorTTL", "%v: one failed load keeps a key away for longer than a value lives", c.ErrorTTL)
+	doubt(c.StaleIfError > 0 && c.StaleIfError < c.StaleFor, "StaleIfError",
+		"%v, below StaleFor (%v) it has no effect", c.StaleIfError, c.StaleFor)
+	doubt(c.ErrorTTL > time.Minute && c.ErrorTTL > c.TTL, "ErrorTTL",
+		"%v: one failed load keeps a key away for longer than a value lives", c.ErrorTTL)
 	doubt(c.LocalTTL == 0 && c.LocalBytes > 0, "LocalBytes", "%d, but LocalTTL is off: there is no L1", c.LocalBytes)
 	doubt(c.EarlyRefresh > 0 && c.EarlyRefresh < 0.5, "EarlyRefresh", "%v: refreshed more than twice per TTL", c.EarlyRefresh)
 	return doubts

@@ -17,8 +17,8 @@ import (
 
 // NewBulk is New for a load function that takes many keys at once: GetMany and Refresh call it once for all keys that this
 // node has to load; with [Config.BulkWindow], single Gets share calls, too. A key that is absent from the map is not found.
-// keys are distinct and in no order. An error fails all of them; one that wraps [ErrNotFound] says that none is there. What is said to [FillFrom] holds for all keys,
-// what is said to its [Fill.For] for one.
+// keys are distinct and in no order. An error fails all of them; one that wraps [ErrNotFound] says that none is there.
+// What is said to [FillFrom] holds for all keys, what is said to its [Fill.For] for one.
 func NewBulk[V any](
 	name string, load func(ctx context.Context, keys []string) (map[string]V, error), cfg Config,
 ) (*Loader[V], error) {
@@ -318,7 +318,10 @@ type seat[V any] struct {
 }
 
 func newBatch[V any](l *Loader[V]) *batch[V] {
-	return &batch[V]{l: l, open: true, keys: make(map[string]bool), ready: make(chan struct{}), empty: make(chan struct{}), hurry: make(chan struct{})}
+	return &batch[V]{
+		l: l, open: true, keys: make(map[string]bool),
+		ready: make(chan struct{}), empty: make(chan struct{}), hurry: make(chan struct{}),
+	}
 }
 
 // enter gives a flight a seat, or nil when the batch is closed or has another flight of the key already: one of them would

@@ -76,8 +76,8 @@ type Config struct {
 	// not expire together. Default 0.1. Negative: off. Below 1.
 	Jitter float64
 
-	// MaxLoads is how many loads of this Loader may run at once in this process; a bulk load counts as one. More wait their turn, or get
-	// ErrOverloaded while the shared store does not answer. Default 64. Negative: no limit.
+	// MaxLoads is how many loads of this Loader may run at once in this process; a bulk load counts as one. More wait
+	// their turn, or get ErrOverloaded while the shared store does not answer. Default 64. Negative: no limit.
 	MaxLoads int
 
 	// BulkWindow is how long a Get of a Loader made by NewBulk waits for others whose keys have to be loaded, too, so that
@@ -102,8 +102,8 @@ type Config struct {
 	// callers get what was decoded from what was stored.
 	Codec Codec
 
-	// OnEvent sees every outcome, see EventKind. It is called on the caller's goroutine, so it must be quick, and from
-	// many at once. Default: nobody looks.
+	// OnEvent sees every outcome, see EventKind. It is called from many goroutines at once, of callers, flights and the
+	// subscription, so it must be quick and must not panic. Default: nobody looks.
 	OnEvent func(Event)
 }
 

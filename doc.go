@@ -46,8 +46,8 @@
 // [Loader.Invalidate] deletes value, lease and claim in one step and announces it, [Loader.Expire] marks the value as
 // stale and does the same; so a load in flight, here or elsewhere, cannot be stored, and nobody waits for it.
 //
-// [Loader.GetMany] is this for many keys: each has a flight, a lease and a claim of its own; what they share is one read of the
-// store and, with [NewBulk], one load of exactly the keys whose leases were won.
+// [Loader.GetMany] is this for many keys: each has a flight, a lease and a claim of its own; what they share is one read of
+// the store and, with [NewBulk], one load of exactly the keys whose leases were won.
 //
 // Values may be in groups, see [Fill.Tag]: [Loader.InvalidateTag] writes one mark in the store, the moment at which the
 // group was voided, and announces it. A value is void if its load began no later.

@@ -92,8 +92,8 @@ func (f *Fill) SetValidator(validator string) {
 }
 
 // Previous returns the value that the load with this ctx is to replace, and its validator, if there is one of type V: a
-// stale one, or a fresh one that is refreshed early; in a bulk load none. It may be older than an Invalidate that has just been made elsewhere,
-// so it is something to ask with, not to build on.
+// stale one, or a fresh one that is refreshed early; in a bulk load none. It may be older than an Invalidate that has just
+// been made elsewhere, so it is something to ask with, not to build on.
 func Previous[V any](ctx context.Context) (value V, validator string, ok bool) {
 	f := FillFrom(ctx)
 	value, ok = f.previous.(V)
@@ -125,6 +125,8 @@ func NotModified[V any](ctx context.Context) (V, error) {
 
 // For returns the fill of one key of a bulk load, as given to it; for a key that is not being loaded one that nobody looks
 // at. In a load of a single key it returns f for that key.
+//
+// A bulk load may Get other keys; but two bulk loads of one Loader that ask for each other's keys wait until LoadTimeout.
 func (f *Fill) For(key string) *Fill {
 	switch part := f.parts[key]; {
 	case part != nil:

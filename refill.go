@@ -626,7 +626,9 @@ func (l *Loader[V]) storeCtx(c *call[V]) (context.Context, context.CancelFunc) {
 // encode makes the record of what was loaded, and the entry that a reader of that record gets: so all nodes see the same,
 // also where the codec leaves something out. On an error the entry has the value as it was loaded.
 func (l *Loader[V]) encode(c *call[V], token string, began time.Time, r loaded[V]) (*entry[V], []byte, error) {
-	rec := Record{Token: token, LoadBegan: began, LoadTook: r.took, Kind: l.kind, Validator: r.terms.validator, Tags: l.tagsOf(r.terms)}
+	rec := Record{
+		Token: token, LoadBegan: began, LoadTook: r.took, Kind: l.kind, Validator: r.terms.validator, Tags: l.tagsOf(r.terms),
+	}
 	l.plan(&rec, r)
 	asLoaded := l.entry(c.key, &rec, c.at)
 	asLoaded.value = r.value

@@ -105,9 +105,9 @@ func jittered(ttl time.Duration, jitter, rnd float64) time.Duration {
 
 // refreshFrom is when a refresh of a value may begin that is still fresh, by what Config.EarlyRefresh says (share of its
 // time, 0 = off) and Config.XFetch (beta, 0 = off), whichever is first. XFetch begins beta·delta·−ln(rnd) before the end,
-// delta = how long the load took and rnd in (0, 1]: Vattani, Chierichetti, Lowenstein, Optimal Probabilistic Cache Stampede
-// Prevention, PVLDB 8(8), 2015. Never in the first half of the value's time: one whose load takes as long as it lives
-// would be refreshed without end.
+// delta = how long the load took and rnd in (0, 1]: Vattani, Chierichetti, Lowenstein, Optimal Probabilistic Cache
+// Stampede Prevention, PVLDB 8(8), 2015. Never in the first half of the value's time: one whose load takes as long as it
+// lives would be refreshed without end.
 func refreshFrom(l life, took time.Duration, share, beta, rnd float64) int64 {
 	from, ttl := l.fresh, float64(l.fresh-l.began)
 	if share > 0 {

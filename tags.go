@@ -144,9 +144,9 @@ func (l *Loader[V]) stands(e *entry[V], m marks) bool {
 	return true
 }
 
-// holdTags is one call of the store, which sees to it that the tags of values that are about to be stored have marks. What was
-// stored before a mark was lost is void, since nobody knows what it has missed; what began with the loads that are about
-// to be stored is not: reach is how long ago the first of them began.
+// holdTags is one call of the store, which sees to it that the tags of values that are about to be stored have marks. What
+// was stored before a mark was lost is void, since nobody knows what it has missed; what began with the loads that are
+// about to be stored is not: reach is how long ago the first of them began.
 func (l *Loader[V]) holdTags(tags []string, reach time.Duration) (none struct{}, err error) {
 	if tags = l.held.missing(tags, time.Now()); len(tags) == 0 {
 		return none, nil
