@@ -233,7 +233,9 @@ func (g *group[V]) complete() {
 		close(g.read)
 		return
 	}
-	g.l.later.Go(g.look)
+	if !g.l.flights.read(g.look) {
+		close(g.read)
+	}
 }
 
 // look reads the store for all: one exchange, and one more where values have tags.

@@ -106,6 +106,7 @@ type flights[V any] struct {
 	calls   map[string]*call[V]          // the one that can be joined, per key
 	boxes   map[string]map[*call[V]]bool // all that listen, detached ones too, per key
 	running map[*call[V]]struct{}        // all that have not ended
+	reading int                          // reads for many of them
 	loading map[*call[V]]struct{}        // those whose load function has not returned
 	landed  chan struct{}                // closed when closing and nothing runs any more
 	quiet   chan struct{}                // and no load function either
@@ -363,16 +364,34 @@ func (f *flights[V]) loads(c *call[V], running bool) {
 	f.checkQuiet()
 }
 
-// checkLanded is called when running may have become empty, which it does once after closing.
+// read runs what flights wait for on a goroutine, unless none is left that could.
+func (f *flights[V]) read(look func()) (begun bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.running) == 0 {
+		return false
+	}
+	f.reading++
+	go func() {
+		look()
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.reading--
+		f.checkLanded()
+	}()
+	return true
+}
+
+// checkLanded is called when running or reading has shrunk. Both are empty once after closing.
 func (f *flights[V]) checkLanded() {
-	if f.closing.Load() && len(f.running) == 0 {
+	if f.closing.Load() && len(f.running) == 0 && f.reading == 0 {
 		close(f.landed)
 	}
 	f.checkQuiet()
 }
 
 func (f *flights[V]) checkQuiet() {
-	if f.closing.Load() && len(f.running) == 0 && len(f.loading) == 0 {
+	if f.closing.Load() && len(f.running) == 0 && f.reading == 0 && len(f.loading) == 0 {
 		close(f.quiet)
 	}
 }
