@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -52,12 +51,7 @@ func (e *KeyErrors) Unwrap() []error {
 }
 
 func (e *KeyErrors) keys() []string {
-	keys := make([]string, 0, len(e.Errs))
-	for key := range e.Errs {
-		keys = append(keys, key)
-	}
-	slices.Sort(keys)
-	return keys
+	return slices.Sorted(maps.Keys(e.Errs))
 }
 
 // GetMany is Get for many keys: what L1 does not have is read in one exchange with the store, and what has to be loaded is
@@ -81,16 +75,14 @@ func (l *Loader[V]) GetMany(ctx context.Context, keys []string) (map[string]V, e
 			todo = append(todo, key)
 		}
 	}
-	for some := range slices.Chunk(todo, atOnce) {
-		l.each(ctx, some, false, func(key string, r Result[V], err error) {
-			switch {
-			case err == nil:
-				values[key] = r.Value
-			case !errors.Is(err, ErrNotFound):
-				failed[key] = err
-			}
-		})
-	}
+	l.each(ctx, todo, false, func(key string, r Result[V], err error) {
+		switch {
+		case err == nil:
+			values[key] = r.Value
+		case !errors.Is(err, ErrNotFound):
+			failed[key] = err
+		}
+	})
 	if len(failed) == 0 {
 		return values, nil
 	}
@@ -105,8 +97,10 @@ const turns = 16
 
 // each finds out about many keys and tells. forced loads them, whatever is there.
 func (l *Loader[V]) each(ctx context.Context, keys []string, forced bool, tell func(string, Result[V], error)) {
-	for len(keys) > 0 {
-		keys = l.round(ctx, keys, forced, tell)
+	for some := range slices.Chunk(keys, atOnce) {
+		for len(some) > 0 {
+			some = l.round(ctx, some, forced, tell)
+		}
 	}
 }
 
@@ -229,11 +223,7 @@ func (g *group[V]) complete() {
 	}
 	g.completed = true
 	g.batch.close()
-	if len(g.calls) == 0 {
-		close(g.read)
-		return
-	}
-	if !g.l.flights.read(g.look) {
+	if len(g.calls) == 0 || !g.l.flights.read(g.look) {
 		close(g.read)
 	}
 }
@@ -244,11 +234,11 @@ func (g *group[V]) look() {
 	l := g.l
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(g.ctx), l.cfg.StoreTimeout)
 	defer cancel()
-	found := make(map[*call[V]]sighting, len(g.calls))
-	for _, c := range g.calls {
-		found[c] = sighting{at: l.local.note(c.key)}
+	keys, at := make([]string, len(g.calls)), make([]epoch, len(g.calls))
+	for i, c := range g.calls {
+		keys[i], at[i] = l.full(c.key), l.local.note(c.key)
 	}
-	records, err := g.records(ctx)
+	records, err := l.store.GetMany(ctx, keys...)
 	if err != nil {
 		g.err = err
 		return
@@ -264,18 +254,10 @@ func (g *group[V]) look() {
 		g.err = err
 		return
 	}
+	g.found = make(map[*call[V]]sighting, len(g.calls))
 	for i, c := range g.calls {
-		found[c] = sighting{record: records[i], at: found[c].at, marks: marks}
+		g.found[c] = sighting{record: records[i], at: at[i], marks: marks}
 	}
-	g.found = found
-}
-
-func (g *group[V]) records(ctx context.Context) ([][]byte, error) {
-	keys := make([]string, len(g.calls))
-	for i, c := range g.calls {
-		keys[i] = g.l.full(c.key)
-	}
-	return g.l.store.GetMany(ctx, keys...)
 }
 
 // sight is what the group has read for a call, once. It reports false for a call that was not to be read for.
@@ -461,7 +443,7 @@ func (s *seat[V]) giveUp() {
 	}
 }
 
-// run calls the load function for all seats and hands out what it returns.
+// run calls the load function for all seats and hands out what it returns. It has a goroutine of its own.
 func (b *batch[V]) run(seats []*seat[V]) {
 	first := seats[0]
 	fill := &Fill{loader: b.l, outer: first.fill.outer, parts: make(map[string]*Fill, len(seats))}
@@ -480,12 +462,21 @@ func (b *batch[V]) run(seats []*seat[V]) {
 		cancel()
 	}
 	b.mu.Unlock()
-	values, failed := b.call(ctx, keys)
+	var values map[string]V
+	caught(func() loaded[V] {
+		got, err := b.l.bulk(ctx, keys)
+		values = got
+		return loaded[V]{err: err}
+	}, func(r loaded[V]) { b.handOut(seats, values, r) })
+}
+
+// handOut ends the batch: r is what became of the call.
+func (b *batch[V]) handOut(seats []*seat[V], values map[string]V, r loaded[V]) {
 	for _, s := range seats {
 		value, there := values[s.key]
 		switch {
-		case failed.err != nil:
-			s.value = failed
+		case r.err != nil:
+			s.value = r
 		case there:
 			s.value = loaded[V]{value: value}
 		default:
@@ -496,24 +487,6 @@ func (b *batch[V]) run(seats []*seat[V]) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.free()
-}
-
-// call calls the load function; a panic or a runtime.Goexit becomes an error.
-func (b *batch[V]) call(ctx context.Context, keys []string) (values map[string]V, failed loaded[V]) {
-	done := make(chan struct{})
-	failed = loaded[V]{err: errGoexit, panicked: true}
-	go func() {
-		defer close(done)
-		defer func() {
-			if p := recover(); p != nil {
-				failed.err = &panicError{p, debug.Stack()}
-			}
-		}()
-		got, err := b.l.bulk(ctx, keys)
-		values, failed = got, loaded[V]{err: err}
-	}()
-	<-done
-	return values, failed
 }
 
 // regroup is how long flights of a group wait for each other that could not load with it: what kept them away, a node that

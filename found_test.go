@@ -18,16 +18,11 @@ import (
 // way is a node's way to a store, with hooks.
 type way struct {
 	refill.Store
-	afterTags func()                  // when Tags has its reply
-	tags      func([]refill.TagState) // changes the reply
-	rename    func(string) string     // of tags: a new name is a lost mark
-	holdTook  time.Duration           // of HoldTags
-	ahead     func() time.Duration    // of Now
+	rename    func(string) string // of tags: a new name is a lost mark
+	holdTook  time.Duration       // of HoldTags
 	tagsStuck atomic.Bool
-	mute      atomic.Bool
 	manyTook  time.Duration
 	reading   atomic.Int64
-	hear      func(refill.Note)
 }
 
 func (w *way) named(tags []string) []string {
@@ -45,14 +40,7 @@ func (w *way) Tags(ctx context.Context, tags ...string) ([]refill.TagState, erro
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}
-	s, err := w.Store.Tags(ctx, w.named(tags)...)
-	if w.tags != nil {
-		w.tags(s)
-	}
-	if w.afterTags != nil {
-		w.afterTags()
-	}
-	return s, err
+	return w.Store.Tags(ctx, w.named(tags)...)
 }
 
 func (w *way) HoldTags(ctx context.Context, reach, keep time.Duration, tags ...string) error {
@@ -75,22 +63,6 @@ func (w *way) GetMany(ctx context.Context, keys ...string) ([][]byte, error) {
 	defer w.reading.Add(-1)
 	time.Sleep(w.manyTook)
 	return w.Store.GetMany(ctx, keys...)
-}
-
-func (w *way) Now() time.Time {
-	if w.ahead != nil {
-		return w.Store.Now().Add(w.ahead())
-	}
-	return w.Store.Now()
-}
-
-func (w *way) Listen(name string, hear func(refill.Note)) func() {
-	w.hear = hear
-	return w.Store.Listen(name, func(n refill.Note) {
-		if !w.mute.Load() || n.Kind == refill.NoteUp {
-			hear(n)
-		}
-	})
 }
 
 // A tag per key, and a store some way off: the tags of a bulk load are held together, so the last one is not too late.

@@ -1,7 +1,6 @@
 package refill
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 )
@@ -32,17 +31,13 @@ func hasControl(key string) bool {
 	return false
 }
 
-// spell returns how a key is spelled, and the load function for that spelling: it is called with the key as given.
-func (l *Loader[V]) spell(key string, load loadFunc[V]) (string, loadFunc[V], error) {
+// spell returns how a key is spelled.
+func (l *Loader[V]) spell(key string) (string, error) {
 	switch {
 	case l.flights.closing.Load():
-		return "", nil, ErrClosed
+		return "", ErrClosed
 	case key == "":
-		return "", nil, invalid("key", "empty")
+		return "", invalid("key", "empty")
 	}
-	s := spelled(key)
-	if s == key || load == nil {
-		return s, load, nil
-	}
-	return s, func(ctx context.Context, _ string) (V, error) { return load(ctx, key) }, nil
+	return spelled(key), nil
 }

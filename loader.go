@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -194,8 +193,10 @@ func (l *Loader[V]) get(ctx context.Context, given string, load loadFunc[V]) (Re
 
 // refused answers who may not wait: with a stale value that it would have waited to improve, or with the reason.
 func (l *Loader[V]) refused(ctx context.Context, t ticket[V], why error) (Result[V], error) {
-	if r, err, ok := l.remembered(ctx, t, false); ok && !t.forced {
-		return r, err
+	if !t.forced {
+		if r, err, ok := l.remembered(ctx, t, false); ok {
+			return r, err
+		}
 	}
 	return Result[V]{}, why
 }
@@ -231,7 +232,7 @@ func (l *Loader[V]) mayLoad(ctx context.Context, key string, load loadFunc[V]) (
 	if load == nil {
 		load = l.load
 	}
-	key, load, err := l.spell(key, load)
+	key, err := l.spell(key)
 	switch {
 	case err != nil:
 		return key, load, err
@@ -308,20 +309,18 @@ func (l *Loader[V]) wait(ctx context.Context, p place[V]) (answer[V], bool) {
 // function for them; each key is an event.
 func (l *Loader[V]) Refresh(ctx context.Context, keys ...string) error {
 	var errs []error
-	for some := range slices.Chunk(keys, atOnce) {
-		l.each(ctx, some, true, func(_ string, _ Result[V], err error) {
-			if err != nil && !errors.Is(err, ErrNotFound) {
-				errs = append(errs, err)
-			}
-		})
-	}
+	l.each(ctx, keys, true, func(_ string, _ Result[V], err error) {
+		if err != nil && !errors.Is(err, ErrNotFound) {
+			errs = append(errs, err)
+		}
+	})
 	return errors.Join(errs...)
 }
 
 // Peek returns what is there, fresh or stale, without loading it or changing anything. It reports false for nothing, for a
 // cached absence, and where the store does not answer.
 func (l *Loader[V]) Peek(ctx context.Context, key string) (Result[V], bool) {
-	key, _, err := l.spell(key, nil)
+	key, err := l.spell(key)
 	if err != nil {
 		return Result[V]{}, false
 	}

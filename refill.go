@@ -569,21 +569,27 @@ var errGoexit = errors.New("refill: the load function ended its goroutine")
 
 var errLoadTimeout = errors.New("refill: longer than LoadTimeout")
 
-// protect sends what the load function returns; a panic or a runtime.Goexit becomes an error.
+// protect sends what the load function returns.
 func protect[V any](ctx context.Context, c *call[V], done chan<- loaded[V]) {
+	caught(func() loaded[V] {
+		if c.load == nil {
+			return c.seat.load(ctx)
+		}
+		value, err := c.load(ctx, c.given)
+		return loaded[V]{value: value, err: err}
+	}, func(r loaded[V]) { done <- r })
+}
+
+// caught tells what f returns; a panic or a runtime.Goexit in it becomes an error. After a Goexit nothing but tell runs.
+func caught[V any](f func() loaded[V], tell func(loaded[V])) {
 	r := loaded[V]{err: errGoexit, panicked: true}
 	defer func() {
 		if p := recover(); p != nil {
 			r.err = &panicError{p, debug.Stack()}
 		}
-		done <- r
+		tell(r)
 	}()
-	if c.load == nil {
-		r = c.seat.load(ctx)
-		return
-	}
-	value, err := c.load(ctx, c.key)
-	r = loaded[V]{value: value, err: err}
+	r = f()
 }
 
 // panicError is a panic of a load function.

@@ -101,7 +101,7 @@ func (l *Loader[V]) voidAll(ctx context.Context, keys []string, soft bool) error
 	var err error
 	keys, full := slices.Clone(keys), make([]string, len(keys))
 	for i, key := range keys {
-		if keys[i], _, err = l.spell(key, nil); err != nil {
+		if keys[i], err = l.spell(key); err != nil {
 			return err
 		}
 		full[i] = l.full(keys[i])

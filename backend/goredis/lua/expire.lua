@@ -4,12 +4,11 @@ redis.call('DEL', KEYS[2], KEYS[3])
 -- 62 bytes is the shortest record.
 if record and #record >= 62 and string.sub(record, 1, 3) == 'RF1' then
   if string.sub(record, 4, 11) == string.rep('\0', 8) then
-    local now = redis.call('TIME')
-    local micros, stamp = now[1] * 1000000 + now[2], ''
+    local now, stamp = micros(), ''
     for _ = 1, 8 do
-      local low = micros % 256
+      local low = now % 256
       stamp = string.char(low) .. stamp
-      micros = (micros - low) / 256
+      now = (now - low) / 256
     end
     -- SETRANGE keeps the time to live. What cannot be marked must go.
     local set = redis.pcall('SETRANGE', KEYS[1], 3, stamp)

@@ -10,8 +10,7 @@ local fence = tonumber(redis.call('MGET', KEYS[2])[1] or '') or 0
 if not (fence >= 0 and fence < 9e15) then fence = 0 end -- foreign bytes
 if not own or fence == 0 then
   -- At least the time in microseconds: so it rises even when the counter was lost or has ended.
-  local now = redis.call('TIME')
-  fence = math.max(fence + 1, now[1] * 1000000 + now[2])
+  fence = math.max(fence + 1, micros())
   redis.call('SET', KEYS[2], string.format('%.0f', fence), 'PX', ARGV[3])
 end
 return {1, string.format('%.0f', fence)}

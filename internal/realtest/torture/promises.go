@@ -97,7 +97,7 @@ var promises = []promise{
 		}},
 		{"TestFailoverTwoHolders", real, "Sentinel failover to a replica that never saw the lease: two nodes hold it", anyMayPublish},
 		{"TestFailoverTwoLockHolders", real, "the same with a user's lock: the fence rises", mutant{
-			"the fence is a bare counter", redis + "lock.lua", "fence = math.max(fence + 1, now[1] * 1000000 + now[2])", "fence = fence + 1",
+			"the fence is a bare counter", redis + "lock.lua", "fence = math.max(fence + 1, micros())", "fence = fence + 1",
 		}},
 	}},
 	{"G4", "A holder that dies or freezes is replaced within LockTTL + 500 ms; nobody waits longer than its own context.", []proof{
