@@ -176,6 +176,9 @@ func (l *Loader[V]) board(
 	if p, err = l.flights.join(ctx, t); err != nil {
 		tell(given, Result[V]{}, err)
 	}
+	if p.led {
+		l.flights.launch(p.call)
+	}
 	return p
 }
 

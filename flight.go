@@ -21,7 +21,8 @@ var (
 
 type loadFunc[V any] func(ctx context.Context, key string) (V, error)
 
-// call is one flight. The goroutine that flies it owns all fields that are not said to be somebody else's.
+// call is one flight. The goroutine that flies it owns all fields that are not said to be somebody else's: for the first leg
+// that may be the one of the caller who started it.
 type call[V any] struct {
 	key    string // as spelled
 	given  string
@@ -45,6 +46,9 @@ type call[V any] struct {
 	// Guarded by flights.mu.
 	places  int // callers that wait, and one for the flight itself while it works behind their backs
 	hurried bool
+
+	begun bool  // its first leg is done, see Loader.begin
+	err   error // what stood in the way there
 
 	// What the flight knows.
 	behind bool      // nobody waits: this is a background refresh
@@ -142,7 +146,7 @@ type ticket[V any] struct {
 // place is what a caller has in a flight.
 type place[V any] struct {
 	call  *call[V] // nil: none
-	led   bool     // it has started the flight
+	led   bool     // it has started the flight, and has to launch it
 	taken bool     // false: the caller may only wait for the flight's end
 	tags  uint64   // how many voidings of tags this process had heard of before
 }
@@ -203,7 +207,7 @@ func (f *flights[V]) retire(c *call[V]) {
 	f.unlist(c)
 }
 
-// start begins a flight. The caller holds f.mu.
+// start makes a flight. The caller holds f.mu.
 func (f *flights[V]) start(ctx context.Context, t ticket[V], nested bool) *call[V] {
 	c := &call[V]{
 		key: t.key, given: t.given, load: t.load, ask: t.ask, forced: t.forced, behind: t.behind, places: 1, hurried: nested,
@@ -217,11 +221,15 @@ func (f *flights[V]) start(ctx context.Context, t ticket[V], nested bool) *call[
 		t.group.add(c)
 	}
 	f.add(c)
+	return c
+}
+
+// launch flies a flight that was started to its end, on a goroutine of its own.
+func (f *flights[V]) launch(c *call[V]) {
 	go func() {
 		defer f.end(c)
 		f.fly(c)
 	}()
-	return c
 }
 
 // add registers a call. The caller holds f.mu.

@@ -182,6 +182,9 @@ func (l *Loader[V]) get(ctx context.Context, given string, load loadFunc[V]) (Re
 		if err != nil {
 			return Result[V]{}, err
 		}
+		if p.led {
+			l.begin(ctx, p.call)
+		}
 		if a, ok := l.wait(ctx, p); ok {
 			return l.answered(key, a)
 		}
@@ -254,7 +257,9 @@ func (l *Loader[V]) refreshBehind(ctx context.Context, e *entry[V], t ticket[V],
 			t.ask = AskOnce // nobody waits; a second try sees that what is in the way has an end
 		}
 		// The only error is ErrClosed: then there is nobody to refresh for.
-		_, _ = l.flights.join(ctx, t)
+		if p, _ := l.flights.join(ctx, t); p.led {
+			l.flights.launch(p.call)
+		}
 		retry = next
 	}
 	if hit != 0 { // what is fresh still is served without a thought until the next try

@@ -24,76 +24,119 @@ func (l *Loader[V]) fly(c *call[V]) {
 	if down := (*storeError)(nil); errors.As(err, &down) {
 		l.emit(Event{Kind: EventStoreError, Key: c.key, Err: down.err})
 		err = l.alone(c)
+	} else if errors.Is(err, errMark) {
+		err = l.pass(c)
 	}
 	if err != nil {
 		l.fallBack(c, err)
 	}
 }
 
+// begin flies the first leg of a flight on the goroutine of the caller who has started it, and launches the rest. Most
+// flights need no more than one read of the store, and to hand that to another goroutine costs as much as the read. What it
+// costs in turn: a caller whose ctx is cancelled meanwhile notices when the store has answered, within a StoreTimeout. A
+// ctx with a deadline before that is obeyed to the moment: its flight is launched at once.
+func (l *Loader[V]) begin(ctx context.Context, c *call[V]) {
+	done := false
+	defer func() { // also when OnEvent panics: others may have joined
+		if done {
+			l.flights.end(c)
+		} else {
+			l.flights.launch(c)
+		}
+	}()
+	if end, ok := ctx.Deadline(); ok && time.Until(end) < l.cfg.StoreTimeout {
+		return
+	}
+	c.begun = true
+	done, c.err = l.approach(c)
+}
+
+// approach is the first leg: what L1 knows, and a look at the store.
+func (l *Loader[V]) approach(c *call[V]) (done bool, err error) {
+	look, done, err := l.recall(c)
+	if look && err == nil {
+		return l.look(c)
+	}
+	return done, err
+}
+
 // refill finds the value of a key that L1 could not answer, and settles c with it. It returns nil when that is done, or
-// when a background refresh has nothing to do; a *storeError when the store did not answer; else why there is no value.
+// when a background refresh has nothing to do; a *storeError when the store did not answer; errMark when the value must not
+// be stored; else why there is no value.
 func (l *Loader[V]) refill(c *call[V]) error {
-	look, done := l.recall(c)
-	for !done {
-		if err := context.Cause(c.ctx); err != nil {
-			return err
-		}
-		var err error
+	look, done, err := false, false, c.err
+	if !c.begun {
+		done, err = l.approach(c)
+	}
+	for !done && err == nil {
 		if look {
-			if done, err = l.look(c); done || err != nil {
-				return err
-			}
+			done, err = l.look(c)
 		}
-		// The slot comes before the lease: whoever queues for a slot with the lease in hand keeps everybody waiting.
-		free, note, err := l.slot(c, c.notes, nil)
-		if err != nil {
-			return err
-		}
-		if note != nil {
-			if look, done, err = l.react(c, *note); err != nil {
-				return err
-			}
-			continue
-		}
-		c.drain()
-		c.sighted = true // what its group has read is from before
-		c.at = l.local.note(c.key)
-		token, asked := l.node.token(), time.Now()
-		lease, err := l.tryLease(c, token)
-		switch {
-		case err != nil:
-			free()
-			return err
-		case lease.Won:
-			look, done, err = l.lead(c, token, asked, free)
-		default:
-			free()
-			look, done, err = l.follow(c, lease)
-		}
-		if err != nil {
-			return err
+		if !done && err == nil {
+			look, done, err = l.compete(c)
 		}
 	}
-	return nil
+	return err
+}
+
+// compete tries to become the one who loads, and loads; or waits for the one who does. look says that the store has to be
+// asked before the next try.
+func (l *Loader[V]) compete(c *call[V]) (look, done bool, err error) {
+	if err := context.Cause(c.ctx); err != nil {
+		return false, false, err
+	}
+	// The slot comes before the lease: whoever queues for a slot with the lease in hand keeps everybody waiting.
+	free, note, err := l.slot(c, c.notes, nil)
+	if err != nil {
+		return false, false, err
+	}
+	if note != nil {
+		return l.react(c, *note)
+	}
+	c.drain()
+	c.sighted = true // what its group has read is from before
+	c.at = l.local.note(c.key)
+	token, asked := l.node.token(), time.Now()
+	lease, err := l.tryLease(c, token)
+	if err == nil && lease.Won {
+		return l.lead(c, token, asked, free)
+	}
+	free()
+	if err != nil {
+		return false, false, err
+	}
+	return l.follow(c, lease)
 }
 
 // recall begins with what L1 knows. look says that the store has to be asked: it need not be by a node that knows that its
 // entry is past its time, since the claim looks at the value anyway.
-func (l *Loader[V]) recall(c *call[V]) (look, done bool) {
+func (l *Loader[V]) recall(c *call[V]) (look, done bool, err error) {
 	e := l.local.get(c.key)
 	if e == nil || !l.local.current(e) {
-		return true, false
+		return true, false, nil
 	}
 	c.seen = e.token
 	now := l.now()
 	f := e.inL1(now)
 	if e.pass {
-		return true, f <= Early && !c.forced && l.pass(c)
+		return true, false, c.heeds(f)
 	}
 	if l.offer(c, e, f, EventHit) { // a flight that ended a moment ago has put it there
-		return false, true
+		return false, true, nil
 	}
-	return f != Early && e.life.at(now) <= Early && !c.forced, false
+	return f != Early && e.life.at(now) <= Early && !c.forced, false, nil
+}
+
+// errMark says that there is a mark in the place of a value that must not be stored: the flight has nothing to wait for.
+var errMark = errors.New("refill: not to be stored")
+
+// heeds is errMark if a mark of this freshness counts for the flight.
+func (c *call[V]) heeds(f Freshness) error {
+	if f <= Early && !c.forced {
+		return errMark
+	}
+	return nil
 }
 
 // offer does with an entry what its freshness allows: a fresh one is the answer; one that is to be refreshed is handed out,
@@ -164,7 +207,7 @@ func (l *Loader[V]) take(c *call[V], s sighting, how EventKind) (done bool, err 
 	f := e.life.at(l.now())
 	if e.pass {
 		l.keep(e, len(s.record))
-		return f <= Early && !c.forced && l.pass(c), nil
+		return false, c.heeds(f)
 	}
 	if e.token == c.lostTo {
 		f, how = Fresh, EventWaited
@@ -424,24 +467,20 @@ func (l *Loader[V]) alone(c *call[V]) error {
 	return l.loadAlone(c, free, true)
 }
 
-// pass answers with a load of this process's own, since the value must not be stored: there is nothing to wait for.
-func (l *Loader[V]) pass(c *call[V]) (done bool) {
+// pass answers with a load of this process's own, since the value must not be stored.
+func (l *Loader[V]) pass(c *call[V]) error {
 	if c.behind && !l.flights.wanted(c) {
-		return true
+		return nil
 	}
 	c.at = l.local.note(c.key)
 	if err := l.failure(c.key); err != nil {
-		l.fallBack(c, err)
-		return true
+		return err
 	}
 	free, _, err := l.slot(c, nil, nil)
-	if err == nil {
-		err = l.loadAlone(c, free, false)
-	}
 	if err != nil {
-		l.fallBack(c, err)
+		return err
 	}
-	return true
+	return l.loadAlone(c, free, false)
 }
 
 // loadAlone loads without a lease, for this process, and keeps the value in L1 if it may. It owns free.
