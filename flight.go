@@ -31,12 +31,11 @@ type call[V any] struct {
 	ask    Ask         // how much to find out about a lease that somebody else has
 	forced bool        // by Refresh: a value that is there already is no answer
 
-	// ctx has the values of the first caller and nobody's cancellation. It ends when nobody waits any more.
+	// ctx has the values of the first caller and nobody's cancellation. It ends when nobody waits any more; values never
+	// ends.
+	values context.Context
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-
-	notes chan Note     // what is announced about the key; wake-ups are hints, so a full box loses nothing
-	hurry chan struct{} // closed when a load is among those who wait: it must not queue behind itself
 
 	once   sync.Once     // for the next two
 	ready  chan struct{} // closed once answer may be read
@@ -46,6 +45,10 @@ type call[V any] struct {
 	// Guarded by flights.mu.
 	places  int // callers that wait, and one for the flight itself while it works behind their backs
 	hurried bool
+
+	// Made by listen, since most flights land before they need them.
+	notes chan Note     // what is announced about the key; wake-ups are hints, so a full box loses nothing
+	hurry chan struct{} // closed when a load is among those who wait: it must not queue behind itself
 
 	begun bool  // its first leg is done, see Loader.begin
 	err   error // what stood in the way there
@@ -194,7 +197,9 @@ func (f *flights[V]) join(ctx context.Context, t ticket[V]) (p place[V], err err
 		c.places++
 		if nested && !c.hurried {
 			c.hurried = true
-			close(c.hurry)
+			if c.hurry != nil {
+				close(c.hurry)
+			}
 		}
 	}
 	return p, nil
@@ -211,12 +216,10 @@ func (f *flights[V]) retire(c *call[V]) {
 func (f *flights[V]) start(ctx context.Context, t ticket[V], nested bool) *call[V] {
 	c := &call[V]{
 		key: t.key, given: t.given, load: t.load, ask: t.ask, forced: t.forced, behind: t.behind, places: 1, hurried: nested,
-		notes: make(chan Note, 4), hurry: make(chan struct{}), ready: make(chan struct{}), done: make(chan struct{}),
+		ready: make(chan struct{}), done: make(chan struct{}),
 	}
-	if nested {
-		close(c.hurry)
-	}
-	c.ctx, c.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	c.values = context.WithoutCancel(ctx)
+	c.ctx, c.cancel = context.WithCancelCause(c.values)
 	if t.group != nil {
 		t.group.add(c)
 	}
@@ -236,6 +239,19 @@ func (f *flights[V]) launch(c *call[V]) {
 func (f *flights[V]) add(c *call[V]) {
 	f.calls[c.key] = c
 	f.running[c] = struct{}{}
+}
+
+// listen lets a flight that is about to wait hear what is announced about its key, and of a caller who is in a hurry.
+func (f *flights[V]) listen(c *call[V]) {
+	if c.notes != nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c.notes, c.hurry = make(chan Note, 4), make(chan struct{})
+	if c.hurried {
+		close(c.hurry)
+	}
 	if f.boxes[c.key] == nil {
 		f.boxes[c.key] = make(map[*call[V]]bool)
 	}
@@ -340,7 +356,7 @@ func (f *flights[V]) tell(key string, n Note) {
 	}
 }
 
-// hear never blocks. A note that finds the box full may be dropped: whoever empties it looks at the store after each
+// hear never blocks, whether c listens or not. A note that finds the box full may be dropped: whoever empties it looks at the store after each
 // note, the last of them later than this one.
 func (c *call[V]) hear(n Note) {
 	select {

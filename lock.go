@@ -24,8 +24,9 @@ type lease struct {
 
 	until   atomic.Pointer[time.Time] // the lease is proven until then; only the renewer writes it
 	lost    chan struct{}             // closed by the renewer, once
+	first   *time.Timer               // starts the renewer: most loads are over before that
 	stop    context.CancelFunc        // asks the renewer to end, and cuts short a renewal under way
-	stopped chan struct{}             // closed when the renewer has ended
+	stopped chan struct{}             // closed when the renewer has ended, or will never start
 }
 
 // hold starts renewing a lease that was asked for at asked: before the request, since nobody knows when the store
@@ -38,7 +39,7 @@ func hold(asked time.Time, ttl, timeout time.Duration, renew func(context.Contex
 	}
 	until := asked.Add(ttl)
 	l.until.Store(&until)
-	go l.keep(ctx)
+	l.first = time.AfterFunc(renewEvery(ttl), func() { l.keep(ctx) })
 	return l
 }
 
@@ -46,7 +47,7 @@ func hold(asked time.Time, ttl, timeout time.Duration, renew func(context.Contex
 // "not yours" and the end of the proven time are final, the latter also when the store says nothing at all.
 func (l *lease) keep(ctx context.Context) {
 	defer close(l.stopped)
-	timer := time.NewTimer(renewEvery(l.ttl))
+	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		select {
@@ -81,9 +82,12 @@ func (l *lease) renewOnce(ctx context.Context) (mine bool, err error) {
 	return mine, err
 }
 
-// end stops the renewal and waits for it, so that nothing lengthens the lease afterwards.
+// end stops the renewal and waits for it, so that nothing lengthens the lease afterwards. It is called once.
 func (l *lease) end() {
 	l.stop()
+	if l.first.Stop() {
+		close(l.stopped)
+	}
 	<-l.stopped
 }
 

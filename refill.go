@@ -86,6 +86,7 @@ func (l *Loader[V]) compete(c *call[V]) (look, done bool, err error) {
 	if err := context.Cause(c.ctx); err != nil {
 		return false, false, err
 	}
+	l.flights.listen(c)
 	// The slot comes before the lease: whoever queues for a slot with the lease in hand keeps everybody waiting.
 	free, note, err := l.slot(c, c.notes, nil)
 	if err != nil {
@@ -195,12 +196,13 @@ func (l *Loader[V]) sight(c *call[V]) (s sighting, err error) {
 // latter whatever its age, or a load longer than TTL would let one node after the other load again. A stale one is
 // handed out at once, and c goes on as a refresh.
 func (l *Loader[V]) take(c *call[V], s sighting, how EventKind) (done bool, err error) {
-	c.seen = RecordToken(s.record) // also that of a record that cannot be read: the claim compares nothing else
 	c.at = s.at
 	e := l.decode(c.key, s.record, c.at)
 	if e == nil {
+		c.seen = RecordToken(s.record) // also that of a record that cannot be read: the claim compares nothing else
 		return false, nil
 	}
+	c.seen = e.token
 	if fine, err := l.judge(c, e, s.marks); err != nil || !fine {
 		return false, err
 	}
@@ -404,7 +406,7 @@ func (l *Loader[V]) hold(c *call[V], e *entry[V]) {
 	if len(l.held.missing(e.tags(), time.Now())) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), 2*l.cfg.StoreTimeout) // a call that runs already, and ours
+	ctx, cancel := context.WithTimeout(c.values, 2*l.cfg.StoreTimeout) // a call that runs already, and ours
 	defer cancel()
 	if _, err := l.holds.ask(ctx, e.tags(), e.life.age(l.now())); err != nil { // it is void until somebody holds its tags
 		l.emit(Event{Kind: EventStoreError, Key: c.key, Err: err})
@@ -653,15 +655,16 @@ func (e *storeError) Error() string { return "refill: store: " + e.err.Error() }
 // leaves has to be known, to be given back.
 // Flights of a GetMany take turns, so that none spends its StoreTimeout in a queue for a connection.
 func (l *Loader[V]) storeCtx(c *call[V]) (context.Context, context.CancelFunc) {
-	free := func() {}
-	if c.group != nil {
-		select {
-		case l.turns <- struct{}{}:
-			free = func() { <-l.turns }
-		case <-c.ctx.Done():
-		}
+	if c.group == nil {
+		return context.WithTimeout(c.values, l.cfg.StoreTimeout)
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), l.cfg.StoreTimeout)
+	free := func() {}
+	select {
+	case l.turns <- struct{}{}:
+		free = func() { <-l.turns }
+	case <-c.ctx.Done():
+	}
+	ctx, cancel := context.WithTimeout(c.values, l.cfg.StoreTimeout)
 	return ctx, func() {
 		cancel()
 		free()

@@ -11,15 +11,11 @@ import (
 const buckets = 1024
 
 // keys are the Redis keys of one "name:key".
-type keys struct {
-	full string // "name:key"
-	head string // prefix, bucket and name
-	tail string // the key
-}
+type keys struct{ full, prefix, bucket, name, key string }
 
 func (s *Store) keys(full string) keys {
 	name, key, _ := strings.Cut(full, ":")
-	return keys{full: full, head: s.prefix + ":{" + bucket(full) + "}:" + name, tail: ":" + key}
+	return keys{full, s.prefix, bucket(full), name, key}
 }
 
 func bucket(full string) string {
@@ -28,14 +24,18 @@ func bucket(full string) string {
 	return strconv.FormatUint(uint64(h.Sum32()%buckets), 10)
 }
 
-func (k keys) value() string { return k.head + k.tail }
-func (k keys) lease() string { return k.head + "/lease" + k.tail }
-func (k keys) claim() string { return k.head + "/claim" + k.tail }
-func (k keys) lock() string  { return k.head + "/lock" + k.tail }
-func (k keys) fence() string { return k.head + "/fence" + k.tail }
+func (k keys) of(what string) string {
+	return k.prefix + ":{" + k.bucket + "}:" + k.name + what + ":" + k.key
+}
+
+func (k keys) value() string { return k.of("") }
+func (k keys) lease() string { return k.of("/lease") }
+func (k keys) claim() string { return k.of("/claim") }
+func (k keys) lock() string  { return k.of("/lock") }
+func (k keys) fence() string { return k.of("/fence") }
 
 // mark is the key of a tag, where k was made of "name:tag".
-func (k keys) mark() string { return k.head + "/tag" + k.tail }
+func (k keys) mark() string { return k.of("/tag") }
 
 // fill is what the scripts of a fill get as KEYS.
 func (k keys) fill() []string { return []string{k.value(), k.lease(), k.claim()} }
