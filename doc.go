@@ -34,8 +34,8 @@
 //  3. Lease. It takes the refill lock. If another has it, a refresh leaves; a caller without a value waits for the
 //     announcement of the result, or the end of the lease. The winner takes the claim: the right to store.
 //  4. Load. The load function runs, at most MaxLoads at once; the lease is renewed meanwhile.
-//  5. Publish. If the claim is still its own, the record is stored and announced, which wakes every waiter on every node;
-//     a small record travels in the announcement itself. If not, an Invalidate or a newer load came between: nothing is
+//  5. Publish. If the claim is still its own, the record is stored and, if it replaces one or somebody waits, announced,
+//     which wakes every waiter on every node; a small record travels in the announcement itself. If not, an Invalidate or a newer load came between: nothing is
 //     stored. The callers of this flight get the value that they waited for either way.
 //  6. Failure. The error is left in the place of the lease for ErrorTTL: a back-off is a lease that nobody holds. It goes
 //     to every waiter on every node; a spare value is served in its place.

@@ -134,8 +134,11 @@ func (f *failures) inARow(key string, stripe uint32) int {
 	return past.err.failures
 }
 
-func (f *failures) forget(key string) {
+// forget reports whether there was something to forget.
+func (f *failures) forget(key string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	n := len(f.byKey)
 	delete(f.byKey, key)
+	return len(f.byKey) < n
 }

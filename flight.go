@@ -59,6 +59,7 @@ type call[V any] struct {
 	old    *entry[V] // the best there is if the load fails
 	lostTo string    // token of the fill that it waits for
 	at     epoch     // noted before the read or load that will be the answer began
+	mended bool      // the load before it had failed, and others may remember that
 
 	seat    *seat[V] // in a bulk load, see bulk.go
 	sighted bool     // has been told what its group has read

@@ -102,7 +102,8 @@ const maxSlots = 1 << 20
 // One above 512 bytes, with control characters, or that begins with '#', stands as "#" and its SHA-256 in the store, in
 // events and in errors; the load function gets it as it is.
 //
-// It returns ctx's error when ctx ends first; an error that wraps [ErrNotFound] for an absence; a [*LoadError] when the load
+// It returns ctx's error when ctx ends first (while the store is being read, a deadline is obeyed to the moment, a
+// cancellation within Config.StoreTimeout); an error that wraps [ErrNotFound] for an absence; a [*LoadError] when the load
 // failed and nothing stale may be served in its place; [ErrOverloaded], [ErrClosed], [ErrInvalid] as they say. If the
 // codec cannot encode a value that was loaded, the value is returned together with an error that wraps ErrInvalid.
 func (l *Loader[V]) Get(ctx context.Context, key string) (V, error) {

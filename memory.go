@@ -26,6 +26,7 @@ type Memory struct {
 // cell is all that stands under one key.
 type cell struct {
 	value, lease, claim timed
+	waited              timed // somebody waits for the holder of the lease
 }
 
 // timed is something with an end. The zero value is nothing.
@@ -81,6 +82,7 @@ func (m *Memory) act(ctx context.Context, key string, step func(c *cell, now tim
 	c.value.live(now)
 	c.lease.live(now)
 	c.claim.live(now)
+	c.waited.live(now)
 	step(c, now)
 	if *c == (cell{}) {
 		delete(m.cells, key)
@@ -145,6 +147,7 @@ func (m *Memory) TryLease(ctx context.Context, key, token string, ttl time.Durat
 		}
 		if how != AskOnce {
 			l.Left = c.lease.until.Sub(now)
+			c.waited = timed{token, now.Add(2 * ttl)}
 		}
 	})
 	return l, err
@@ -188,7 +191,11 @@ func (m *Memory) Publish(ctx context.Context, p Publication) (state Published, e
 			m.release(c, p.Key, p.Token)
 			return
 		}
+		quiet := p.Quiet && c.waited.data == ""
 		*c = cell{value: timed{string(p.Record), now.Add(p.Keep)}}
+		if quiet {
+			return
+		}
 		n := Note{Kind: NoteFilled, Key: p.Key, Token: p.Token, Replaced: p.Replaced}
 		if len(p.Record) <= MaxNoteRecord {
 			n.Record = []byte(c.value.data)

@@ -286,6 +286,9 @@ func (l *Loader[V]) follow(c *call[V], lease Lease) (look, done bool, err error)
 	case c.behind && !l.flights.wanted(c):
 		l.emit(Event{Kind: EventBusy, Key: c.key})
 		return false, true, nil
+	case c.ask == AskOnce: // somebody has joined who waits: that has to be known where the lease is
+		c.ask = AskLeft
+		return false, false, nil
 	}
 	c.lostTo = lease.Holder
 	return l.await(c, lease.Left)
@@ -361,7 +364,7 @@ func (l *Loader[V]) fill(c *call[V], token string, asked, began time.Time, free 
 	if r.failed() {
 		return l.fail(c, token, r)
 	}
-	l.failures.forget(c.key)
+	c.mended = l.failures.forget(c.key)
 	e, record, err := l.encode(c, token, began, r)
 	switch {
 	case err != nil:
@@ -385,6 +388,7 @@ func (l *Loader[V]) publish(c *call[V], token string, e *entry[V], record []byte
 	defer cancel()
 	state, err := l.store.Publish(ctx, Publication{
 		Key: l.full(c.key), Token: token, Replaced: c.seen, Record: record, Keep: e.life.keep(l.now()),
+		Quiet: c.seen == "" && !c.mended,
 	})
 	kind := EventPublished
 	switch {

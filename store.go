@@ -26,8 +26,8 @@ import (
 // with the moment at which a value's load began. So losing a mark must void, never revive: a tag that is not known voids all
 // that carries it.
 //
-// Whoever frees a lease announces it in the same act, so that nobody who waits has to poll. Announcements are
-// hints: a lost one costs time, never truth.
+// Whoever frees a lease announces it in the same act, so that nobody who waits has to poll; but see Publication.Quiet.
+// Announcements are hints: a lost one costs time, never truth.
 //
 // Every call returns when its ctx ends, also when the server does not answer. An error means that the outcome is
 // unknown. All methods may be called from any goroutine.
@@ -40,8 +40,9 @@ type Store interface {
 	// there twice. If any of them cannot be read, the whole call is an error.
 	GetMany(ctx context.Context, keys ...string) (records [][]byte, err error)
 
-	// TryLease takes the lease for ttl if it is free, or says who has it. An own token found under the key
-	// counts as won: the reply to an earlier try was lost. A lease without an end, or of a foreign type, counts
+	// TryLease takes the lease for ttl if it is free, or says who has it; with AskLeft and AskForce it notes for ttl at
+	// least, before it says so, that somebody waits (see Publication.Quiet). An own token found under the key counts as
+	// won: the reply to an earlier try was lost. A lease without an end, or of a foreign type, counts
 	// as free when how is AskLeft or AskForce; so may one that lives far longer than any is given.
 	TryLease(ctx context.Context, key, token string, ttl time.Duration, how Ask) (Lease, error)
 
@@ -54,7 +55,7 @@ type Store interface {
 	Renew(ctx context.Context, key, token string, ttl time.Duration) (mine bool, err error)
 
 	// Publish ends a fill: if the claim is the token's, it frees lease and claim, stores the record for keep and
-	// announces filled; otherwise it stores nothing, frees the token's own lease and announces released. It frees
+	// announces filled (see Publication.Quiet); otherwise it stores nothing, frees the token's own lease and announces released. It frees
 	// before it stores, so that a full store still lets the waiters go. If the token's record is there already, it
 	// is PublishStored: the reply to an earlier try was lost.
 	Publish(ctx context.Context, p Publication) (Published, error)
@@ -151,6 +152,10 @@ type Publication struct {
 	Replaced string        // token of the record that the fill saw, empty for none
 	Record   []byte        // not kept or changed after the call
 	Keep     time.Duration // how long the store keeps it, at least 1 s
+
+	// Quiet says that nobody has to hear of it unless somebody waits: the store may leave the announcement out where no
+	// TryLease has noted that since the lease was taken. Else every load of a rare key would be told to the whole fleet.
+	Quiet bool
 }
 
 // Published says what became of a publication.

@@ -37,7 +37,7 @@ type node struct {
 	id string
 }
 
-type brokenCell struct{ value, lease, claim *slot }
+type brokenCell struct{ value, lease, claim, wait *slot }
 
 // slot is something that may be there, with an end or without, and may be of a foreign type.
 type slot struct {
@@ -149,11 +149,11 @@ func (p *place) cell(key string) *brokenCell {
 	case p.is("keys-trim"):
 		key = strings.TrimSpace(key)
 	case p.is("keys-suffix") && strings.HasSuffix(key, ":lease"):
-		return &brokenCell{p.cell(strings.TrimSuffix(key, ":lease")).lease, new(slot), new(slot)}
+		return &brokenCell{p.cell(strings.TrimSuffix(key, ":lease")).lease, new(slot), new(slot), new(slot)}
 	}
 	c := p.cells[key]
 	if c == nil {
-		c = &brokenCell{new(slot), new(slot), new(slot)}
+		c = &brokenCell{new(slot), new(slot), new(slot), new(slot)}
 		p.cells[key] = c
 	}
 	return c
@@ -167,7 +167,7 @@ func (p *place) act(ctx context.Context, key string, step func(c *brokenCell, no
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c, now := p.cell(key), time.Now()
-	for _, s := range []*slot{c.value, c.lease, c.claim} {
+	for _, s := range []*slot{c.value, c.lease, c.claim, c.wait} {
 		forever := s.endless || p.is("lease-endless") && s == c.lease || p.is("claim-endless") && s == c.claim ||
 			p.is("keep-endless") && s == c.value || p.is("fail-endless") && strings.HasPrefix(s.data, "!")
 		if !forever && !now.Before(s.until) {
@@ -252,6 +252,9 @@ func (n *node) TryLease(ctx context.Context, key, token string, ttl time.Duratio
 			l.Left = ttl
 		default:
 			l.Left = was.until.Sub(now)
+		}
+		if how != refill.AskOnce && !n.is("wait-unknown") && !(how == refill.AskForce && n.is("wait-not-forced")) {
+			*c.wait = slot{data: token, until: now.Add(2 * ttl)}
 		}
 	})
 	return l, errors.Join(err, actErr)
@@ -422,7 +425,10 @@ func (n *node) store(c *brokenCell, p refill.Publication, now time.Time) {
 	if n.is("note-no-replaced") {
 		note.Replaced = ""
 	}
-	n.announce(note)
+	if quiet := p.Quiet && c.wait.data == ""; !quiet {
+		n.announce(note)
+	}
+	*c.wait = slot{}
 }
 
 func (n *node) Fail(ctx context.Context, key, token, failure string, ttl time.Duration) error {

@@ -72,6 +72,9 @@ var storeMutants = []mutant{
 	{"renew-creates", "renew-never-creates"},
 	{"renew-any", "renew-not-mine"},
 
+	{"wait-unknown", "publish-quiet"},
+	{"wait-not-forced", "publish-quiet"},
+
 	{"publish-without-claim", "publish-needs-claim publish-refused lease-taken-over race-void"},
 	{"refused-keeps-lease", "publish-needs-claim"},
 	{"refused-silent", "publish-needs-claim"},

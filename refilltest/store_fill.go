@@ -275,6 +275,12 @@ claim that stays would let it be stored twice.`,
 		publishRepeated,
 	},
 	{
+		"publish-quiet",
+		`A Publish that may be quiet is announced all the same if a TryLease with AskLeft or AskForce has lost to its fill.
+Otherwise those who wait for it sleep until the lease would have ended by itself.`,
+		publishQuiet,
+	},
+	{
 		"publish-refused",
 		`A refused publish leaves everything of the others alone: their lease, their claim, their value, and it is silent if it
 had nothing to free. Otherwise the holder that was overtaken frees the lease of the one that overtook it.`,
@@ -323,6 +329,27 @@ func publishRepeated(s *stores) {
 	s.invalidate(s.B, "b#2", key)
 	s.finish(s.A, key, "a#1", s.record("a#1", "again"), refill.PublishRefused)
 	s.holds(key, nil)
+}
+
+func publishQuiet(s *stores) {
+	e := s.listen(s.B, "product")
+	quiet := func(token string) {
+		s.Helper()
+		p := refill.Publication{Key: key, Token: token, Record: s.record(token, "x"), Keep: long, Quiet: true}
+		if state, err := s.A.Publish(s.ctx, p); err != nil || state != refill.PublishStored {
+			s.Fatalf("a quiet Publish(%s) = %s, %v, want it stored", token, publishedName(state), err)
+		}
+		s.holds(key, p.Record)
+	}
+	for i, how := range []refill.Ask{refill.AskLeft, refill.AskForce} {
+		token := fmt.Sprint("a#", i)
+		s.begin(s.A, key, token, long)
+		s.try(s.B, key, "b#1", long, how)
+		quiet(token)
+		e.hears(refill.Note{Kind: refill.NoteFilled, Key: key, Token: token, Record: s.record(token, "x")})
+	}
+	s.begin(s.A, key, "a#9", long)
+	quiet("a#9") // announced or not
 }
 
 func publishRefused(s *stores) {

@@ -16,13 +16,25 @@ type echo struct {
 	waiting    bool       // for this announcement:
 	key, token string
 	since      time.Time // the server has confirmed it; zero while it is asked to
+
+	heard time.Time // when one of ours was last heard, or listening began
+}
+
+// listenIn is how often a process that has nothing to announce does so all the same, to hear whether it comes back.
+const listenIn = 5 * time.Second
+
+// due reports that it is time for that.
+func (e *echo) due(now time.Time) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.listening && !e.waiting && now.Sub(e.heard) >= listenIn
 }
 
 // begin starts afresh with a subscription, or stops without one.
 func (e *echo) begin(listening bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.listening, e.waiting = listening, false
+	e.listening, e.waiting, e.heard = listening, false, time.Now()
 }
 
 // expect is called before an announcement is made, since its echo may be faster than the reply.
@@ -47,7 +59,7 @@ func (e *echo) hear(n refill.Note) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.waiting && e.key == n.Key && e.token == n.Token {
-		e.waiting = false
+		e.waiting, e.heard = false, time.Now()
 	}
 }
 

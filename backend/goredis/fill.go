@@ -97,42 +97,40 @@ func (s *Store) TryLease(ctx context.Context, key, token string, ttl time.Durati
 		if how == refill.AskForce {
 			return s.forceLease(ctx, k, token, ttl, how)
 		}
-		there, left, err := s.setLease(ctx, k, token, ttl, how)
+		// SetNX of go-redis must not be used for this: when the client repeats a command whose answer was lost, it reports
+		// our own lease as another's.
+		there, err := s.client.Do(ctx, "set", k.lease(), token, "nx", "get", "px", millis(ttl)).Text()
 		switch {
 		case errors.Is(err, redis.Nil):
 			return refill.Lease{Won: true}, nil
-		case wrongType(err), err == nil && (there == "" || left < 0 || left > millis(ttl)+tooLong):
+		case wrongType(err), err == nil && there == "":
 			return s.forceLease(ctx, k, token, ttl, how)
 		case err != nil:
 			return refill.Lease{}, err
 		case there == token:
 			return refill.Lease{Won: true}, nil // the client tried before, and lost the answer
+		case how == refill.AskOnce:
+			return heldLease(there, 0, how), nil
 		}
-		return heldLease(there, left, how), nil
+		left, err := s.await(ctx, k, token, ttl)
+		if err == nil && (left < 0 || left > millis(ttl)+tooLong) {
+			return s.forceLease(ctx, k, token, ttl, how)
+		}
+		return heldLease(there, left, how), err
 	})
 }
 
-// setLease sets the lease if there is none, and says what there was: redis.Nil for nothing. SetNX of go-redis must not
-// be used for this: when the client repeats a command whose answer was lost, it reports our own lease as another's.
-func (s *Store) setLease(
-	ctx context.Context, k keys, token string, ttl time.Duration, how refill.Ask,
-) (there string, left int64, err error) {
-	set := []any{"set", k.lease(), token, "nx", "get", "px", millis(ttl)}
-	if how == refill.AskOnce {
-		there, err = s.client.Do(ctx, set...).Text()
-		return there, 0, err
-	}
+// await notes that somebody waits for the holder of the lease, and returns what is left of it in ms. In this order: a lease
+// that is there still after the note will be announced when it is freed, and one that is gone is tried for again.
+func (s *Store) await(ctx context.Context, k keys, token string, ttl time.Duration) (left int64, err error) {
 	p := s.client.Pipeline()
-	old, life := p.Do(ctx, set...), p.Do(ctx, "pttl", k.lease())
+	p.Do(ctx, "set", k.wait(), token, "px", 2*millis(ttl))
+	life := p.Do(ctx, "pttl", k.lease())
 	_, failed := p.Exec(ctx)
-	if there, err = old.Text(); err != nil {
-		if old.Err() == nil && failed != nil {
-			err = failed // a hook's
-		}
-		return "", 0, err
+	if left, err = life.Int64(); err != nil && failed != nil {
+		err = failed // perhaps a hook's
 	}
-	left, err = life.Int64()
-	return there, left, err
+	return left, err
 }
 
 // forceLease takes the lease also where it has no end or is of a foreign type, and, if asked to, where it is a back-off.
@@ -143,7 +141,7 @@ func (s *Store) forceLease(
 	if how == refill.AskForce {
 		force = "1"
 	}
-	reply, err := leaseScript.run(ctx, s.client, []string{k.lease()}, token, millis(ttl), force, tooLong).Slice()
+	reply, err := leaseScript.run(ctx, s.client, []string{k.lease(), k.wait()}, token, millis(ttl), force, tooLong).Slice()
 	if err != nil {
 		return refill.Lease{}, err
 	}
@@ -236,10 +234,15 @@ func (s *Store) Renew(ctx context.Context, key, token string, ttl time.Duration)
 func (s *Store) Publish(ctx context.Context, p refill.Publication) (refill.Published, error) {
 	k := s.keys(p.Key)
 	record := string(p.Record) // a copy: a call that was left behind may still read it
-	s.hub.echo.expect(p.Key, p.Token)
+	quiet := "0"
+	if p.Quiet && !s.hub.echo.due(time.Now()) {
+		quiet = "1"
+	} else {
+		s.hub.echo.expect(p.Key, p.Token)
+	}
 	state, err := call(ctx, &s.calls, "publish", func(ctx context.Context) (refill.Published, error) {
-		state, err := publishScript.run(ctx, s.client, k.fill(),
-			p.Token, s.channel(), p.Key, p.Replaced, record, millis(p.Keep), refill.MaxNoteRecord).Int()
+		state, err := publishScript.run(ctx, s.client, append(k.fill(), k.wait()),
+			p.Token, s.channel(), p.Key, p.Replaced, record, millis(p.Keep), refill.MaxNoteRecord, quiet).Int()
 		if err == nil && (state < 0 || state > int(refill.PublishNoRoom)) {
 			err = errReply
 		}

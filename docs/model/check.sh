@@ -118,7 +118,7 @@ breaks 'the same' "$hit" -DWAIT_FOR_OWN_PUSH
 breaks 'the same' "$hit" -DEPOCH_AT_INSERT
 breaks 'the same' "$hit" -DFILL_OVER_ANY
 breaks 'the same' "$hit" -DBREAK_KEEPS_EPOCH -DLOSSY=1 -DAT=1
-breaks 'G2: a Get is given what was invalidated' "$answered" -DWAITER_TAKES_ANY
+breaks 'G2: a Get is given what was invalidated' "$answered" -DWAITER_TAKES_ANY -DFAULTS
 breaks 'G1: a second load beside a fresh value' "$none" -DNO_SECOND_LOOK
 breaks 'G1: two loads at a time' "$single" -DNO_LEASE_CHECK
 breaks 'G6: a load before the back-off is over' '!(resting)' -DNO_BACKOFF -DFAILS
@@ -126,6 +126,7 @@ breaks 'G4: a lease is left behind' '(lease!=me)' -DREFUSED_KEEPS_LEASE -DFAULTS
 breaks 'G4: a Get sleeps beside a free key' "$asleep" -DSILENT_REFUSAL -DFAULTS
 breaks 'the same' "$asleep" -DSILENT_GIVE_BACK
 breaks 'the same' "$asleep" -DSILENT_RELEASE -DFAILS
+breaks 'the same' $asleep -DQUIET_IS_DEAF
 
 echo
 if [ $status = 0 ]; then echo "model: all as it should be, $((SECONDS - began)) s"; else echo 'model: FAILED'; fi

@@ -52,6 +52,7 @@ byte value;  /* token of the record, NOBODY = none */
 bool marked; /* the record was marked stale by Expire */
 byte lease;  /* the refill lock: who loads. For efficiency. */
 byte claim;  /* whose load may be stored. For correctness. */
+bool awaiting; /* somebody who lost the lease has noted that it waits */
 
 chan inbox[NODES] = [8] of { mtype, byte, byte }; /* what PUBLISH has sent, per node and in order */
 
@@ -179,7 +180,15 @@ inline publish(token, replaced, stored)
 		claim = NOBODY;
 		value = token;
 		marked = false;
-		announce(filled, token, replaced)
+		if /* Publication.Quiet: nothing is replaced, and nobody has noted that it waits */
+#ifdef QUIET_IS_DEAF
+		:: replaced == NOBODY
+#else
+		:: replaced == NOBODY && !awaiting
+#endif
+		:: else -> announce(filled, token, replaced)
+		fi;
+		awaiting = false
 	:: else ->
 #ifndef REFUSED_KEEPS_LEASE
 		if
@@ -441,8 +450,14 @@ TryLease: /* Step 3, lease.lua. What was heard before counts no more: the store 
 #ifndef FAULTS
 		assert(phase[lease] != loading || claim == lease); /* nobody waits for a load that cannot be stored any more */
 #endif
-		lostTo[me] = lease;
-		waits[me] = true
+		lostTo[me] = lease
+	}
+	atomic { /* who loses notes that it waits, and only then looks whether there is still something to wait for */
+		awaiting = true;
+		if
+		:: lease != lostTo[me] -> lostTo[me] = NOBODY; goto TryLease
+		:: else -> waits[me] = true
+		fi
 	}
 
 Await: /* The announcement, or the end of the lease, whichever is first. */

@@ -66,6 +66,10 @@ func goredisSteps(t testing.TB) []goredisStep {
 			_, err := s.TryLease(ctx, key, token, time.Minute, refill.AskLeft)
 			return err
 		}},
+		{"TryLease lost", func(ctx context.Context, s *goredis.Store) error {
+			_, err := s.TryLease(ctx, key, "b#1", time.Minute, refill.AskLeft)
+			return err
+		}},
 		{"TryLease force", func(ctx context.Context, s *goredis.Store) error {
 			_, err := s.TryLease(ctx, key, token, time.Minute, refill.AskForce)
 			return err
@@ -139,7 +143,8 @@ func TestGoredisCommandsPerStep(t *testing.T) {
 	want := map[string]map[string]int64{
 		"Get":            {"get": 1},
 		"TryLease once":  {"set": 1},
-		"TryLease left":  {"set": 1, "pttl": 1},
+		"TryLease left":  {"set": 1}, // ours already
+		"TryLease lost":  {"set": 2, "pttl": 1},
 		"TryLease force": {"evalsha": 1, "mget": 1, "set": 1},
 		"Claim":          {"evalsha": 1, "mget": 1, "set": 1, "time": 1},
 		"Renew":          {"evalsha": 1, "mget": 1, "pexpire": 1},

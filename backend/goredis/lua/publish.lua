@@ -1,6 +1,6 @@
--- KEYS: value, lease, claim. ARGV: token, channel, key, token of the record replaced, record, ttl in ms, size up to
--- which a record travels with its note. Answers a refill.Published.
-local there = redis.call('MGET', KEYS[2], KEYS[3])
+-- KEYS: value, lease, claim, wait. ARGV: token, channel, key, token of the record replaced, record, ttl in ms, size up to
+-- which a record travels with its note, '1' if nobody has to hear of it who does not wait. Answers a refill.Published.
+local there = redis.call('MGET', KEYS[2], KEYS[3], KEYS[4])
 if there[2] ~= ARGV[1] then
   if there[1] == ARGV[1] then
     redis.call('DEL', KEYS[2])
@@ -11,7 +11,9 @@ if there[2] ~= ARGV[1] then
   return record and token_of(record) == ARGV[1] and 0 or 1
 end
 -- Free first: a full Redis refuses the SET, and must not keep everybody waiting for a lease that nobody holds.
-redis.call('DEL', KEYS[2], KEYS[3])
+redis.call('DEL', KEYS[2], KEYS[3], KEYS[4])
 local set = redis.pcall('SET', KEYS[1], ARGV[5], 'PX', ARGV[6])
-announce(ARGV[2], 'f', ARGV[1], ARGV[4], ARGV[3], #ARGV[5] <= tonumber(ARGV[7]) and ARGV[5] or '')
+if there[3] or ARGV[8] ~= '1' then
+  announce(ARGV[2], 'f', ARGV[1], ARGV[4], ARGV[3], #ARGV[5] <= tonumber(ARGV[7]) and ARGV[5] or '')
+end
 return set.err and 2 or 0
