@@ -99,7 +99,7 @@ type Config struct {
 
 	// Codec turns values into bytes and back. Default: JSON, and for a V of []byte or string the bytes themselves.
 	// What the codec leaves out (JSON: unexported fields, `json:"-"`) is left out on the node that loaded it, too:
-	// callers get what was decoded from what was stored.
+	// callers get what was decoded from what was stored. The module refill/codec has others: CBOR, and compression.
 	Codec Codec
 
 	// OnEvent sees every outcome, see EventKind. It is called from many goroutines at once, of callers, flights and the
@@ -300,7 +300,11 @@ func (c *Config) parts() error {
 		return err
 	}
 	c.Tags = slices.Clone(c.Tags)
-	if c.Codec != nil && c.Codec.Name() == "" {
+	switch {
+	case c.Codec == nil:
+	case isNil(c.Codec):
+		return invalid("Codec", "nil %T", c.Codec)
+	case c.Codec.Name() == "":
 		return invalid("Codec", "%T has no name", c.Codec)
 	}
 	return nil

@@ -40,6 +40,7 @@ func TestConfigErrorsNameTheField(t *testing.T) {
 		{"LocalBytes", Config{TTL: s, LocalBytes: -1}},
 		{"Shared", Config{TTL: s, Shared: (*Memory)(nil)}},
 		{"Codec", Config{TTL: s, Codec: nameless{}}},
+		{"Codec", Config{TTL: s, Codec: (*nameless)(nil)}},
 	} {
 		_, err := c.cfg.withDefaults()
 		if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), ": "+c.field+": ") {

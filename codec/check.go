@@ -1,0 +1,182 @@
+package codec
+
+import (
+	"encoding"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"sync"
+
+	"github.com/fxamacker/cbor/v2"
+)
+
+// This file keeps from CBOR what it would not survive: types that it would store as nothing, which is worse than an error,
+// and values that contain themselves, which would end the process.
+
+// checkup is what is to know about a type.
+type checkup struct {
+	err  error
+	open bool // its values can contain themselves
+}
+
+// checkups has those that were made, by reflect.Type.
+var checkups sync.Map
+
+func checked(t reflect.Type) *checkup {
+	if c, ok := checkups.Load(t); ok {
+		return c.(*checkup)
+	}
+	c := new(checkup)
+	c.err = c.look(t, map[reflect.Type]bool{})
+	checkups.Store(t, c)
+	return c
+}
+
+// look goes through a type. under has those that it is in the middle of, and false for those that are done.
+func (c *checkup) look(t reflect.Type, under map[reflect.Type]bool) error {
+	if within, known := under[t]; known {
+		c.open = c.open || within
+		return nil
+	}
+	if hasAny(t, byMethod) {
+		return nil
+	}
+	under[t] = true
+	defer func() { under[t] = false }()
+	switch t.Kind() {
+	case reflect.Interface:
+		c.open = true
+	case reflect.Map:
+		if err := c.look(t.Key(), under); err != nil {
+			return err
+		}
+		return c.look(t.Elem(), under)
+	case reflect.Pointer, reflect.Slice, reflect.Array:
+		return c.look(t.Elem(), under)
+	case reflect.Struct:
+		return c.fields(t, under)
+	}
+	return nil
+}
+
+func (c *checkup) fields(t reflect.Type, under map[reflect.Type]bool) error {
+	stored := false
+	for i := range t.NumField() {
+		if f := t.Field(i); isStored(f) {
+			stored = true
+			if err := c.look(f.Type, under); err != nil {
+				return err
+			}
+		}
+	}
+	if !stored && t.NumField() > 0 && hasAny(t, byJSON) {
+		return fmt.Errorf("codec: %v has MarshalJSON and no exported field: CBOR needs MarshalBinary or MarshalText", t)
+	}
+	return nil
+}
+
+// isStored reports whether CBOR may look into a field: embedded structs count, too, for what they export.
+func isStored(f reflect.StructField) bool {
+	return (f.IsExported() || f.Anonymous) && f.Tag.Get("json") != "-" && f.Tag.Get("cbor") != "-"
+}
+
+var (
+	byMethod = []reflect.Type{
+		reflect.TypeFor[cbor.Marshaler](), reflect.TypeFor[encoding.BinaryMarshaler](), reflect.TypeFor[encoding.TextMarshaler](),
+	}
+	byJSON = []reflect.Type{reflect.TypeFor[json.Marshaler]()}
+)
+
+// hasAny reports whether t, or a pointer to it, has the methods of one of these interfaces.
+func hasAny(t reflect.Type, interfaces []reflect.Type) bool {
+	for _, i := range interfaces {
+		if t.Implements(i) || reflect.PointerTo(t).Implements(i) {
+			return true
+		}
+	}
+	return false
+}
+
+var errCycle = errors.New("codec: the value contains itself")
+
+// A place is a pointer, a map or a slice.
+type place struct {
+	at  uintptr
+	len int
+	t   reflect.Type
+}
+
+// path has the places on the way to where a walk is. One that comes again is a cycle.
+type path map[place]bool
+
+func (p path) walk(v reflect.Value) error {
+	switch v.Kind() {
+	case reflect.Interface:
+		if !v.IsNil() {
+			return p.walk(v.Elem())
+		}
+	case reflect.Struct:
+		return p.into(v)
+	case reflect.Array:
+		if mayHold(v.Type().Elem()) {
+			return p.into(v)
+		}
+	case reflect.Pointer, reflect.Map, reflect.Slice:
+		if v.IsNil() || !mayHold(v.Type().Elem()) {
+			return nil
+		}
+		here := place{at: v.Pointer(), t: v.Type()}
+		if v.Kind() == reflect.Slice {
+			here.len = v.Len()
+		}
+		if p[here] {
+			return errCycle
+		}
+		p[here] = true
+		defer delete(p, here)
+		return p.into(v)
+	}
+	return nil
+}
+
+// into walks on through what v holds. The keys of a map hold nothing that CBOR would follow.
+func (p path) into(v reflect.Value) error {
+	var held []reflect.Value
+	switch t := v.Type(); v.Kind() {
+	case reflect.Pointer:
+		return p.walk(v.Elem())
+	case reflect.Map:
+		for i := v.MapRange(); i.Next(); {
+			held = append(held, i.Value())
+		}
+	case reflect.Struct:
+		if hasAny(t, byMethod) {
+			return nil
+		}
+		for i := range v.NumField() {
+			if isStored(t.Field(i)) {
+				held = append(held, v.Field(i))
+			}
+		}
+	default:
+		for i := range v.Len() {
+			held = append(held, v.Index(i))
+		}
+	}
+	for _, h := range held {
+		if err := p.walk(h); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mayHold reports whether values of type t can hold others: it spares a walk through numbers and strings.
+func mayHold(t reflect.Type) bool {
+	switch t.Kind() {
+	case reflect.Interface, reflect.Pointer, reflect.Map, reflect.Slice, reflect.Array, reflect.Struct:
+		return true
+	}
+	return false
+}

@@ -1,0 +1,168 @@
+package codec
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/klauspost/compress/s2"
+	"github.com/refill-go/refill"
+)
+
+// Compress packs what inner encodes into more than above bytes with S2, where that makes it smaller. A nil inner is the
+// default of refill.Config.Codec: JSON, and the bytes themselves for a []byte or string. A good size to begin at is 4<<10;
+// 0 or less tries with every value.
+//
+// Its name is that of inner and "+s2"; above may change without a loss of what is stored. A record that would unpack to
+// more than 64 MiB is refused, and so a miss; values above that are not packed.
+func Compress(inner refill.Codec, above int) refill.Codec {
+	return compressed{inner: inner, above: above}
+}
+
+type compressed struct {
+	inner refill.Codec // nil is the default
+	above int
+}
+
+// The first byte of a payload says what follows: the inner codec's bytes, or those of a []byte or string, packed or not.
+// The two are told apart for a V of type any, where Unmarshal cannot see what Marshal was given.
+const (
+	packed = 1 << iota
+	rawBytes
+	rawString
+
+	allFlags = packed | rawBytes | rawString
+)
+
+// maxUnpacked bounds what a few bytes may make a reader allocate.
+const maxUnpacked = 64 << 20
+
+var (
+	errEmpty = errors.New("codec: no bytes")
+	errFlags = errors.New("codec: not written by Compress")
+)
+
+// scratch has *[]byte to pack into: S2 asks for more room than the result takes.
+var scratch sync.Pool
+
+func (c compressed) Name() string {
+	if c.inner == nil {
+		return "default+s2"
+	}
+	if name := c.inner.Name(); name != "" {
+		return name + "+s2"
+	}
+	return "" // which refill.New refuses
+}
+
+func (c compressed) Marshal(v any) ([]byte, error) {
+	plain, flags, err := c.encode(v)
+	if err != nil {
+		return nil, err
+	}
+	if len(plain) > c.above && len(plain) <= maxUnpacked {
+		if b := pack(plain, flags); b != nil {
+			return b, nil
+		}
+	}
+	b := make([]byte, 1+len(plain))
+	b[0] = flags
+	copy(b[1:], plain)
+	return b, nil
+}
+
+// encode is the inner codec's Marshal. What it returns may be the caller's own memory.
+func (c compressed) encode(v any) (plain []byte, flags byte, err error) {
+	if c.inner != nil {
+		plain, err = c.inner.Marshal(v)
+		return plain, 0, err
+	}
+	switch v := v.(type) {
+	case []byte:
+		return v, rawBytes, nil
+	case string:
+		return []byte(v), rawString, nil
+	}
+	plain, err = json.Marshal(v)
+	return plain, 0, err
+}
+
+// pack returns nil where nothing is gained.
+func pack(plain []byte, flags byte) []byte {
+	buf, _ := scratch.Get().(*[]byte)
+	if buf == nil {
+		buf = new([]byte)
+	}
+	defer scratch.Put(buf)
+	if n := s2.MaxEncodedLen(len(plain)); cap(*buf) < n {
+		*buf = make([]byte, n)
+	}
+	z := s2.EncodeBetter((*buf)[:cap(*buf)], plain)
+	if len(z) >= len(plain) {
+		return nil
+	}
+	b := make([]byte, 1+len(z))
+	b[0] = flags | packed
+	copy(b[1:], z)
+	return b
+}
+
+func (c compressed) Unmarshal(data []byte, p any) error {
+	if len(data) == 0 {
+		return errEmpty
+	}
+	flags, data := data[0], data[1:]
+	raw := flags & (rawBytes | rawString)
+	if flags&^allFlags != 0 || raw == rawBytes|rawString || raw != 0 && c.inner != nil {
+		return errFlags
+	}
+	if flags&packed != 0 {
+		var err error
+		if data, err = unpack(data); err != nil {
+			return err
+		}
+	}
+	switch {
+	case raw != 0:
+		return setRaw(data, raw, p)
+	case c.inner != nil:
+		return c.inner.Unmarshal(data, p)
+	}
+	return json.Unmarshal(data, p)
+}
+
+// unpack allocates what it returns: a codec may keep it.
+func unpack(z []byte) ([]byte, error) {
+	n, err := s2.DecodedLen(z)
+	if err != nil {
+		return nil, fmt.Errorf("codec: unpacking: %w", err)
+	}
+	if n > maxUnpacked {
+		return nil, fmt.Errorf("codec: unpacking: %d bytes, at most %d", n, maxUnpacked)
+	}
+	plain, err := s2.Decode(make([]byte, n), z)
+	if err != nil {
+		return nil, fmt.Errorf("codec: unpacking: %w", err)
+	}
+	return plain, nil
+}
+
+// setRaw sets what p points to. A []byte shares the memory of data, as in refill's default.
+func setRaw(data []byte, raw byte, p any) error {
+	data = data[:len(data):len(data)]
+	switch p := p.(type) {
+	case *[]byte:
+		*p = data
+	case *string:
+		*p = string(data)
+	case *any:
+		*p = data
+		if raw == rawString {
+			*p = string(data)
+		}
+	default:
+		return fmt.Errorf("codec: plain bytes do not fit a %T", p)
+	}
+	return nil
+}
