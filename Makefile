@@ -7,8 +7,7 @@ MODULE = github.com/refill-go/refill
 LINT_VERSION = v2.12.2
 CACHE        = $${REFILL_CACHE:-$${XDG_CACHE_HOME:-$${HOME:-/tmp}/.cache}/refill}
 
-BENCH     = .
-BENCHTIME = 1s
+SUITE     = l1,heap,l2,again,wait
 FUZZTIME  = 10s
 
 .PHONY: help test servers lint bench fuzz services model torture
@@ -16,7 +15,7 @@ FUZZTIME  = 10s
 help:
 	@echo 'make test      run the tests of every module, with the race detector and real servers'
 	@echo 'make lint      run golangci-lint $(LINT_VERSION) in every module'
-	@echo 'make bench     run the benchmarks          (BENCH=regexp BENCHTIME=1s)'
+	@echo 'make bench     measure refill beside its peers, on an idle machine  (SUITE=$(SUITE); go run ./bench -h)'
 	@echo 'make fuzz      run each fuzz test shortly  (FUZZTIME=10s)'
 	@echo 'make model     check the model of the protocol with spin'
 	@echo 'make torture   test each promise at length, and break it (some 20 minutes; REFILL_TORTURE_FOR=5m)'
@@ -69,9 +68,8 @@ lint:
 		(cd "$$dir" && "$$bin/golangci-lint" run ./... </dev/null) || status=1; \
 	done; exit $$status; }
 
-bench:
-	@if [ ! -f bench/go.mod ]; then echo 'there is no bench/ yet'; exit 1; fi; \
-	cd bench && go test -run '^$$' -bench '$(BENCH)' -benchtime '$(BENCHTIME)' -benchmem ./...
+bench: servers
+	go run ./bench -suite '$(SUITE)'
 
 # go test -fuzz takes one fuzz test of one package at a time.
 fuzz:

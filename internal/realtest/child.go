@@ -46,7 +46,7 @@ func Child(name string, fn ChildFunc) {
 }
 
 // Main is what TestMain calls. In a child process it runs the child's function, elsewhere the tests; it does not return.
-func Main(m *testing.M) {
+func Main(m interface{ Run() int }) {
 	mainRuns = true
 	if name := os.Getenv(envChild); name != "" {
 		os.Exit(runChild(name))

@@ -1,0 +1,153 @@
+package main
+
+import (
+	"maps"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/refill-go/refill/bench/peers"
+	"github.com/refill-go/refill/internal/realtest"
+)
+
+// What CI holds of the figures: allocations and commands, which are the same on every machine, and no times.
+
+// refillRig is refill on a Redis of the test.
+func refillRig(t *testing.T, s peers.Settings) (*rig, peers.Peer, peers.Settings) {
+	t.Helper()
+	p := peers.All()[0]
+	if p.Name != "refill" {
+		t.Fatalf("the first peer is %q", p.Name)
+	}
+	s.TTL, s.Entries = time.Hour, 10_000
+	r, err := openRig(t, realtest.StartRedis(t), p, s, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return r, p, s
+}
+
+func TestAHitInL1AllocatesNothing(t *testing.T) {
+	r, _, _ := refillRig(t, peers.Settings{})
+	keys := names(100)
+	if missing, err := r.warm(t.Context(), keys); err != nil || missing != 0 {
+		t.Fatalf("%v of the keys are not in L1, %v", missing, err)
+	}
+	i := 0
+	allocs := testing.AllocsPerRun(10_000, func() {
+		if _, err := r.Get(t.Context(), keys[i%len(keys)]); err != nil {
+			t.Fatal(err)
+		}
+		i++
+	})
+	if allocs != 0 {
+		t.Errorf("%v allocations in a hit, want none", allocs)
+	}
+}
+
+func TestAHitInRedisIsOneGet(t *testing.T) {
+	r, p, s := refillRig(t, peers.Settings{NoLocal: true})
+	keys := names(500)
+	if err := r.each(t.Context(), keys, 1); err != nil {
+		t.Fatal(err)
+	}
+	r.quiet()
+	other, err := r.again(p, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if err := other.each(t.Context(), keys[:1], 1); err != nil { // its first Get also reads the clock
+		t.Fatal(err)
+	}
+	other.quiet()
+	other.reset()
+	if err := other.each(t.Context(), keys, 1); err != nil {
+		t.Fatal(err)
+	}
+	wantWork(t, other, 0, map[string]int64{"get": 500})
+}
+
+// A miss of a key that nobody else wants: what was read, the lease, the claim, the value.
+func TestALoneMiss(t *testing.T) {
+	r, _, _ := refillRig(t, peers.Settings{})
+	if err := r.each(t.Context(), []string{"the first"}, 1); err != nil {
+		t.Fatal(err)
+	}
+	r.quiet()
+	r.reset()
+	if err := r.each(t.Context(), names(500), 1); err != nil {
+		t.Fatal(err)
+	}
+	r.quiet()
+	want := map[string]int64{
+		"get": 1, "set": 3, "evalsha": 2, // four trips: one of the SETs is the lease; what follows happens in the scripts
+		"mget": 2, "time": 1, "del": 1,
+	}
+	for name := range want {
+		want[name] *= 500
+	}
+	wantWork(t, r, 500, want)
+}
+
+func TestAGetAfterALoadAsksNobody(t *testing.T) {
+	r, _, _ := refillRig(t, peers.Settings{})
+	loads, commands, err := r.secondGets(t.Context(), names(2*againKeys))
+	if err != nil || loads != 0 || commands > 1 { // the clock may have been read once more
+		t.Errorf("the second Gets of %d keys made %d loads and %d commands, %v; want none", againKeys, loads, commands, err)
+	}
+}
+
+// wantWork compares what was done since the last reset. A reading of the clock may be among it, there is one in 30 s; and an
+// announcement that the process makes to hear itself, one in 5 s.
+func wantWork(t *testing.T, r *rig, loads int64, commands map[string]int64) {
+	t.Helper()
+	got := r.commands()
+	if got["time"] == commands["time"]+1 {
+		got["time"]--
+	}
+	if got["publish"] == commands["publish"]+1 {
+		got["publish"]--
+	}
+	maps.DeleteFunc(got, func(_ string, n int64) bool { return n == 0 })
+	if n := r.loads.Load() - r.done; n != loads || !maps.Equal(got, commands) {
+		t.Errorf("%d loads, commands %v; want %d loads, commands %v", n, got, loads, commands)
+	}
+}
+
+func TestTable(t *testing.T) {
+	table := &Table{Name: "name", Title: "Title.", Columns: []Column{{Name: "time", Unit: "ns", Digits: 1, Per: "bare"}, {Name: "n"}}}
+	for i, bare := range []float64{1, 10, 100} { // the machine becomes slower: ratios stay
+		table.Add("bare", "time", bare)
+		table.Add("ours", "time", bare*float64(i+1))
+	}
+	table.Add("ours", "n", 4)
+	table.Add("ours", "n", 7)
+	if m := table.Median("ours", "n"); m != 5.5 {
+		t.Errorf("the median of 4 and 7 is %v", m)
+	}
+	if m := table.Median("nobody", "n"); !math.IsNaN(m) {
+		t.Errorf("the median of nothing is %v", m)
+	}
+	var text strings.Builder
+	table.Write(&text)
+	const want = `
+### name
+
+Title.
+
+| subject | time ns | ÷ bare | n |
+|---|--:|--:|--:|
+| bare | 10.0 | 1.00 | – |
+| ours | 20.0 | 2.00 | 6 |
+`
+	if text.String() != want {
+		t.Errorf("got %s\nwant %s", text.String(), want)
+	}
+}

@@ -1,0 +1,136 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/refill-go/refill/bench/peers"
+	"github.com/refill-go/refill/internal/realtest"
+)
+
+// Each key is asked for once in a round, so that no L1 can answer.
+const (
+	l2Alone    = 2_000 // Gets from one goroutine
+	l2Together = 8_000 // Gets from l2Callers
+	l2Callers  = 16
+	l2Chunks   = 20 // a sample each, by turns with the yardstick
+)
+
+const l2Per = "goredis-get"
+
+// l2 times hits that only Redis can answer.
+func l2(ctx context.Context, b *bench) error {
+	t := &Table{
+		Name: "l2",
+		Title: "A hit in Redis, per Get over all goroutines: L1 is off where it can be, each subject is new in each round, and asked for " +
+			"each key once. The ratio is to " + l2Per + ", timed by turns with it, a moment each. Commands include those called in scripts.",
+		Columns: []Column{
+			{Name: "g=1", Unit: "µs", Digits: 1}, {Name: "g=1 ÷ GET", Digits: 2},
+			{Name: "g=16", Unit: "µs", Digits: 1}, {Name: "g=16 ÷ GET", Digits: 2},
+			{Name: "allocs/op"}, {Name: "commands/op", Digits: 2}, {Name: "loads"},
+		},
+	}
+	one, other := realtest.StartRedis(b.stage), realtest.StartRedis(b.stage)
+	yardstick, err := yardstickOf(b, other)
+	if err != nil {
+		return err
+	}
+	defer yardstick.Close()
+	for round := range b.rounds {
+		for _, p := range b.l2Subjects() {
+			b.progress("l2: round %d, %s", round+1, p.Name)
+			if err := b.l2Round(ctx, t, one, p, yardstick); err != nil {
+				return fmt.Errorf("%s: %w", p.Name, err)
+			}
+		}
+	}
+	b.done(t)
+	return nil
+}
+
+func (b *bench) l2Subjects() []peers.Peer {
+	shared := b.subjects(func(p peers.Peer) bool { return p.Shared })
+	for _, p := range peers.Codecs() {
+		if b.only.MatchString(p.Name) {
+			shared = append(shared, p)
+		}
+	}
+	return shared
+}
+
+// yardstickOf is bare GET, on another server: on one, the subject's writes would be in its way.
+func yardstickOf(b *bench, redis *realtest.Redis) (*rig, error) {
+	at := slices.IndexFunc(peers.All(), func(p peers.Peer) bool { return p.Name == l2Per })
+	r, err := openRig(b.stage, redis, peers.All()[at], peers.Settings{TTL: time.Hour}, nil)
+	if err != nil {
+		return nil, err
+	}
+	return r, r.each(context.Background(), names(l2Alone+l2Together), l2Callers)
+}
+
+// l2Round is one sample of each column for one subject.
+func (b *bench) l2Round(ctx context.Context, t *Table, redis *realtest.Redis, p peers.Peer, yardstick *rig) error {
+	keys := names(l2Alone + l2Together)
+	s := peers.Settings{TTL: time.Hour, StaleFor: time.Hour, Entries: 2 * len(keys), NoLocal: true}
+	r, err := fill(ctx, b.stage, redis, p, s, keys)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	for _, c := range []struct {
+		name string
+		keys []string
+		g    int
+	}{{"g=1", keys[:l2Alone], 1}, {"g=16", keys[l2Alone:], l2Callers}} {
+		r.reset()
+		for some := range slices.Chunk(c.keys, len(c.keys)/l2Chunks) {
+			bare, err := yardstick.timed(ctx, some, c.g)
+			if err != nil {
+				return err
+			}
+			took, err := r.timed(ctx, some, c.g)
+			if err != nil {
+				return err
+			}
+			t.Add(p.Name, c.name, took.ns/1e3)
+			t.Add(p.Name, c.name+" ÷ GET", took.ns/bare.ns)
+			if c.g == 1 {
+				t.Add(p.Name, "allocs/op", took.allocs)
+			}
+		}
+		if loads, commands := r.work(); c.g == 1 {
+			t.Add(p.Name, "commands/op", float64(commands)/float64(len(c.keys)))
+			t.Add(p.Name, "loads", float64(loads))
+		}
+	}
+	return nil
+}
+
+// fill has one instance of a subject store all keys, and gives another that has not seen them. Its connections are open.
+func fill(ctx context.Context, t *stage, redis *realtest.Redis, p peers.Peer, s peers.Settings, keys []string) (*rig, error) {
+	first, err := openRig(t, redis, p, s, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer first.Close()
+	if err := first.each(ctx, keys, l2Callers); err != nil {
+		return nil, err
+	}
+	first.quiet()
+	r, err := first.again(p, s)
+	if err != nil {
+		return nil, err
+	}
+	warmUp := make([]string, 50*l2Callers)
+	for i := range warmUp {
+		warmUp[i] = strings.Repeat("w", 1+i/l2Callers)
+	}
+	if err := r.each(ctx, warmUp, l2Callers); err != nil {
+		return nil, err
+	}
+	r.quiet()
+	return r, nil
+}

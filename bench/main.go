@@ -1,0 +1,170 @@
+// Bench measures refill beside its peers, and beside the raw parts that bound what any of them can reach, in one run on one
+// machine, with servers of its own.
+//
+//	go run ./bench -suite l1,l2 -rounds 5
+//	go run ./bench -suite stampede -peers 'refill|rocks|sturdyc' -json out.json -svg docs/bench
+//
+// Tables go to stdout as Markdown, progress to stderr. Compare ratios: absolute times are this machine's.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/refill-go/refill/bench/peers"
+	"github.com/refill-go/refill/internal/realtest"
+)
+
+// bench is one call.
+type bench struct {
+	rounds int            // samples per figure, of which the median is printed
+	length time.Duration  // of each run of a suite that lets traffic flow
+	only   *regexp.Regexp // subjects
+	tables *regexp.Regexp // of suites that have several
+	report Report
+
+	processes, callers int // of a fleet, and in each process
+	nodes, keys        int // as far as the suite scale goes
+
+	*stage // servers
+}
+
+// suites stand in the order in which they run.
+var suites = []struct {
+	name, about string
+	run         func(context.Context, *bench) error
+}{
+	{"l1", "hits in the memory of the process", l1},
+	{"l2", "hits in Redis", l2},
+	{"again", "a Get right after a load of its key", again},
+	{"heap", "what an entry in memory needs", heap},
+	{"stampede", "one hot key in a fleet: expiry, slow loads, cold start, invalidation, kill -9", stampede},
+	{"wait", "what a caller loses by waiting for a load on another node", wait},
+	{"mixed", "many keys, most of them rarely asked for", mixed},
+	{"scale", "refill alone: more nodes, more keys, a Cluster", scale},
+}
+
+func main() {
+	if slices.Contains(os.Args, "-test.run=^$") {
+		testing.Init() // a child is called as a test binary is; nobody else is to see its flags
+	}
+	realtest.Main(program{})
+}
+
+// program is what runs where no child does.
+type program struct{}
+
+// Run returns the status to end with.
+func (program) Run() int {
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		return 1
+	}
+	return 0
+}
+
+func run() error {
+	var names []string
+	for _, s := range suites {
+		names = append(names, s.name)
+	}
+	suite := flag.String("suite", strings.Join(names, ","), "what to measure")
+	only := flag.String("peers", "", "regexp of subjects; empty = all")
+	tables := flag.String("tables", "", "regexp of the tables of stampede and scale; empty = all")
+	rounds := flag.Int("rounds", 5, "samples per figure")
+	length := flag.Duration("for", 10*time.Second, "length of each run with traffic")
+	processes := flag.Int("processes", 8, "size of a fleet")
+	callers := flag.Int("callers", 200, "in each process of a fleet")
+	nodes := flag.Int("nodes", 64, "as many at most in the suite scale")
+	keys := flag.Int("keys", 1_000_000, "as many at most in the suite scale")
+	toJSON := flag.String("json", "", "file for every sample")
+	toSVG := flag.String("svg", "", "directory for pictures")
+	from := flag.String("from", "", "a file of -json to draw from: nothing is measured")
+	flag.Parse()
+
+	if *from != "" {
+		r, err := readJSON(*from)
+		return errors.Join(err, drawAll(*toSVG, &r))
+	}
+	for name := range strings.SplitSeq(*suite, ",") {
+		if !slices.Contains(names, name) {
+			return fmt.Errorf("-suite: %q, must be of %s", name, strings.Join(names, ", "))
+		}
+	}
+	for name, value := range map[string]int{"rounds": *rounds, "processes": *processes, "callers": *callers, "nodes": *nodes, "keys": *keys} {
+		if value < 1 {
+			return fmt.Errorf("-%s: %d, must be 1 at least", name, value)
+		}
+	}
+	pattern, err := regexp.Compile(*only)
+	which, err2 := regexp.Compile(*tables)
+	if err := errors.Join(err, err2); err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	b := &bench{
+		rounds: *rounds, length: *length, only: pattern, tables: which, report: Report{Machine: machine(), Args: os.Args[1:]}, stage: newStage(),
+		processes: *processes, callers: *callers, nodes: *nodes, keys: *keys,
+	}
+	defer b.stage.close()
+	for _, s := range suites {
+		if !slices.Contains(strings.Split(*suite, ","), s.name) {
+			continue
+		}
+		if err := s.run(ctx, b); err != nil {
+			return fmt.Errorf("%s: %w", s.name, err)
+		}
+	}
+	return errors.Join(writeJSON(*toJSON, &b.report), drawAll(*toSVG, &b.report))
+}
+
+// subjects are the peers of this call that fit.
+func (b *bench) subjects(fits func(peers.Peer) bool) (fit []peers.Peer) {
+	for _, p := range peers.All() {
+		if b.only.MatchString(p.Name) && fits(p) {
+			fit = append(fit, p)
+		}
+	}
+	return fit
+}
+
+// progress says what runs now.
+func (b *bench) progress(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "%s "+format+"\n", append([]any{time.Now().Format(time.TimeOnly)}, args...)...)
+}
+
+// done prints a table that is complete.
+func (b *bench) done(t *Table) {
+	b.report.Tables = append(b.report.Tables, t)
+	t.Write(os.Stdout)
+}
+
+func readJSON(file string) (r Report, err error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return r, err
+	}
+	return r, json.Unmarshal(text, &r)
+}
+
+func writeJSON(file string, r *Report) error {
+	if file == "" {
+		return nil
+	}
+	text, err := json.MarshalIndent(r, "", "\t")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, append(text, '\n'), 0o644)
+}

@@ -1,0 +1,423 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/refill-go/refill"
+	"github.com/refill-go/refill/backend/goredis"
+	"github.com/refill-go/refill/bench/peers"
+	"github.com/refill-go/refill/internal/realtest"
+)
+
+// This file is what runs in each process of a fleet; fleet.go starts them and sums them up.
+
+func init() { realtest.Child("node", runNode) }
+
+// How callers Get.
+const (
+	steady = "steady" // each begins one Get per Every, at a phase of its own, of a key drawn anew
+	bursts = "bursts" // each Every all begin to Get the next key at the same moment, once
+	relay  = "relay"  // each Every a fresh key is asked for by process 0, and relayAfter later by process 1
+)
+
+const relayAfter = 5 * time.Millisecond
+
+// job is what the processes of a fleet do: the same for all, but for Process.
+type job struct {
+	Peer          string
+	TTL, StaleFor time.Duration
+	Jitter        float64 // of refill: 0 = as the peer has it
+	Entries       int
+	Redis         []string // several: a Cluster, for refill alone
+	Load, Spread  time.Duration
+
+	Process   int
+	Instances int // caches in each process, with a client each
+	Callers   int // of each instance
+	Way       string
+	Keys      int
+	Zipf      float64 // 0 = each key as often as another
+	Every     time.Duration
+	Warm, For time.Duration // what is measured of the latencies: from Warm to For
+
+	Invalidate time.Duration // process 0 does so each time this is over
+	Starter    string        // whom to ask when to begin
+}
+
+// said is a line of a process: that its first load begins, or its result.
+type said struct {
+	Loads  bool    `json:",omitempty"`
+	Result *result `json:",omitempty"`
+}
+
+// result is what a process has seen. Moments are µs since 1970: all processes are on one machine.
+type result struct {
+	WarmGets, ColdGets []byte // HDR histograms of the latencies of Gets, ns
+	Gets               int64
+	Failed             int64 // with those that have not come back
+	Error              string
+	Stale              int64
+	Oldest             int64   // µs, see node.age
+	Loads              []span  // in the order of their begin
+	Longest            []int64 `json:",omitempty"` // ns, of each burst
+	First              int64   // when the first value was served
+	Relayed            int64   // Gets whose value another process had loaded
+	CPU                int64   // µs
+	RSS                int64   // bytes
+}
+
+// span is from when to when something ran.
+type span struct{ Began, Ended int64 }
+
+// node is a process at work.
+type node struct {
+	job
+
+	keys   []string
+	caches []peers.Cache
+	start  time.Time
+	served atomic.Bool
+
+	mu         sync.Mutex // guards what follows
+	out        *json.Encoder
+	warm, cold *hdrhistogram.Histogram
+	callers    int // that have not ended
+	result
+}
+
+func runNode(ctx context.Context, args json.RawMessage, out *json.Encoder) error {
+	n := &node{out: out, warm: newHistogram(), cold: newHistogram()}
+	if err := json.Unmarshal(args, &n.job); err != nil {
+		return err
+	}
+	n.keys = make([]string, n.Keys)
+	if n.Way == bursts {
+		n.Longest = make([]int64, n.Keys)
+	}
+	for i := range n.keys {
+		n.keys[i] = fmt.Sprint("product-", i)
+	}
+	for range n.Instances {
+		c, err := n.open()
+		if err != nil {
+			return err
+		}
+		n.caches = append(n.caches, c)
+	}
+	var err error
+	if n.start, err = n.startMoment(); err != nil {
+		return err
+	}
+	before := cpuTime()
+	n.work(ctx)
+	r, err := n.sumUp(cpuTime() - before)
+	if err != nil {
+		return err
+	}
+	n.say(said{Result: r})
+	<-ctx.Done() // the figures of Redis are read before anything is closed
+	return nil
+}
+
+func newHistogram() *hdrhistogram.Histogram { return hdrhistogram.New(1, int64(2*time.Minute), 3) }
+
+// open makes a cache. Settings that only refill has need a way around the peers.
+func (n *node) open() (peers.Cache, error) {
+	if n.Jitter == 0 && len(n.Redis) < 2 {
+		p, err := peerNamed(n.Peer)
+		if err != nil {
+			return nil, err
+		}
+		return p.Open(peers.Settings{Load: n.load, TTL: n.TTL, StaleFor: n.StaleFor, Entries: n.Entries, Redis: strings.Join(n.Redis, "")})
+	}
+	rdb := redis.NewUniversalClient(&redis.UniversalOptions{Addrs: n.Redis, ContextTimeoutEnabled: true})
+	l, err := refill.New("product", n.load, refill.Config{
+		TTL: n.TTL, StaleFor: n.StaleFor, Jitter: n.Jitter, LocalEntries: n.Entries, Shared: goredis.New(rdb),
+	})
+	return tuned{l, rdb}, err
+}
+
+// tuned is refill with other settings than the peer's.
+type tuned struct {
+	*refill.Loader[*peers.Product]
+	rdb redis.UniversalClient
+}
+
+func (t tuned) Close() error { return errors.Join(t.Loader.Close(), t.rdb.Close()) }
+
+// Invalidate is that of one key.
+func (t tuned) Invalidate(ctx context.Context, key string) error {
+	return t.Loader.Invalidate(ctx, key)
+}
+
+func peerNamed(name string) (peers.Peer, error) {
+	for _, p := range peers.All() {
+		if p.Name == name {
+			return p, nil
+		}
+	}
+	return peers.Peer{}, fmt.Errorf("no peer is called %q", name)
+}
+
+// startMoment says that this process is ready, and is told when all begin.
+func (n *node) startMoment() (time.Time, error) {
+	conn, err := net.Dial("tcp", n.Starter)
+	if err != nil {
+		return time.Time{}, err
+	}
+	defer conn.Close()
+	var at [8]byte
+	if _, err := io.ReadFull(conn, at[:]); err != nil {
+		return time.Time{}, err
+	}
+	// Without a monotonic reading: spans to other processes' moments are of the clock that they share.
+	return time.UnixMicro(int64(binary.BigEndian.Uint64(at[:]))), nil
+}
+
+// work lets the callers go, and waits for them; for those that hang not for long.
+func (n *node) work(ctx context.Context) {
+	ctx, cancel := context.WithDeadline(ctx, n.start.Add(n.For+20*time.Second))
+	defer cancel()
+	var wg sync.WaitGroup
+	for _, c := range n.caches {
+		for range n.Callers {
+			n.callers++
+			wg.Go(func() {
+				n.call(ctx, c)
+				n.mu.Lock()
+				n.callers--
+				n.mu.Unlock()
+			})
+		}
+	}
+	if n.Invalidate > 0 && n.Process == 0 {
+		wg.Go(func() { n.invalidate(ctx) })
+	}
+	ended := make(chan struct{})
+	go func() { wg.Wait(); close(ended) }()
+	select {
+	case <-ended:
+	case <-time.After(time.Until(n.start) + n.For + 25*time.Second):
+	}
+}
+
+// call is one caller.
+func (n *node) call(ctx context.Context, c peers.Cache) {
+	switch n.Way {
+	case steady:
+		draw := n.drawer()
+		first := n.start.Add(rand.N(n.Every))
+		for i := time.Duration(0); ; i++ {
+			// A Get that took longer than Every has missed its next ones: corrected() counts them.
+			i = max(i, (time.Since(first)+n.Every-1)/n.Every)
+			at := first.Add(i * n.Every)
+			if at.After(n.start.Add(n.For)) || !sleepUntil(ctx, at) {
+				return
+			}
+			n.get(ctx, c, draw())
+		}
+	case bursts:
+		for i, key := range n.keys {
+			for ok := sleepUntil(ctx, n.start.Add(time.Duration(i)*n.Every)); ok; ok = sleepUntil(ctx, time.Now().Add(10*time.Millisecond)) {
+				took, got := n.get(ctx, c, key)
+				n.mu.Lock()
+				n.Longest[i] = max(n.Longest[i], int64(took))
+				n.mu.Unlock()
+				if got {
+					break
+				}
+			}
+		}
+	case relay:
+		var wg sync.WaitGroup
+		for i, key := range n.keys {
+			if sleepUntil(ctx, n.start.Add(time.Duration(i)*n.Every+time.Duration(n.Process)*relayAfter)) {
+				wg.Go(func() { n.get(ctx, c, key) })
+			}
+		}
+		wg.Wait()
+	}
+}
+
+// drawer draws keys for one caller.
+func (n *node) drawer() func() string {
+	if n.Zipf == 0 {
+		return func() string { return n.keys[rand.IntN(len(n.keys))] }
+	}
+	z := rand.NewZipf(rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())), n.Zipf, 1, uint64(len(n.keys)-1))
+	return func() string { return n.keys[z.Uint64()] }
+}
+
+func sleepUntil(ctx context.Context, at time.Time) bool {
+	timer := time.NewTimer(time.Until(at))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// get is one Get, with what is to be noted of it. A Get belongs to the cold start while this process has not served a
+// value, or Warm is not over.
+func (n *node) get(ctx context.Context, c peers.Cache, key string) (took time.Duration, ok bool) {
+	warm := n.served.Load() && time.Since(n.start) >= n.Warm
+	began := time.Now()
+	p, err := c.Get(ctx, key)
+	took = time.Since(began)
+	now := time.Now().UnixMicro()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.Gets++
+	if err != nil {
+		n.Failed++
+		n.Error = cmp.Or(n.Error, err.Error())
+		return took, false
+	}
+	if n.First == 0 {
+		n.First = now
+		n.served.Store(true)
+	}
+	if n.Way == relay {
+		if int(p.Seq>>32) != n.Process {
+			n.Relayed++
+			_ = n.warm.RecordValue(max(0, now-p.Ended) * 1000)
+		}
+		return took, true
+	}
+	old, stale := n.age(p, began.UnixMicro(), now)
+	n.Oldest = max(n.Oldest, old)
+	if stale {
+		n.Stale++
+	}
+	if warm {
+		_ = n.warm.RecordCorrectedValue(int64(took), int64(n.Every))
+	} else {
+		_ = n.cold.RecordValue(int64(took)) // no Get of ours takes too long for a histogram
+	}
+	return took, true
+}
+
+// age is how old an answer was, in µs, by the begin of its load, and whether it was stale: past TTL as from the end of its
+// load, which is where the most lenient begin to count. Where there are invalidations it is how late it was served after
+// the first one that it should not have outlived; 20 ms are let pass, as all processes believe in the schedule.
+func (n *node) age(p *peers.Product, began, now int64) (old int64, stale bool) {
+	if n.Invalidate == 0 {
+		return now - p.Began, now-p.Ended > n.TTL.Microseconds()
+	}
+	every := n.Invalidate.Microseconds()
+	void := n.start.UnixMicro() + (max(0, p.Began-n.start.UnixMicro())/every+1)*every
+	return max(0, began-void), began-void > 20_000
+}
+
+// invalidate does so on schedule.
+func (n *node) invalidate(ctx context.Context) {
+	for i := time.Duration(1); i*n.Invalidate < n.For && sleepUntil(ctx, n.start.Add(i*n.Invalidate)); i++ {
+		if v, ok := n.caches[0].(peers.Invalidator); ok {
+			if err := v.Invalidate(ctx, n.keys[0]); err != nil {
+				n.mu.Lock()
+				n.Failed++
+				n.Error = cmp.Or(n.Error, err.Error())
+				n.mu.Unlock()
+			}
+		}
+	}
+}
+
+// load is the database.
+func (n *node) load(ctx context.Context, key string) (*peers.Product, error) {
+	n.mu.Lock()
+	i := len(n.Loads)
+	n.Loads = append(n.Loads, span{Began: time.Now().UnixMicro()})
+	began := n.Loads[i].Began
+	if i == 0 && n.Way == bursts {
+		_ = n.out.Encode(said{Loads: true}) // the parent misses it
+	}
+	n.mu.Unlock()
+	long := n.Load
+	if n.Spread > 0 {
+		long += rand.N(n.Spread)
+	}
+	ok := sleepUntil(ctx, time.Now().Add(long))
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.Loads[i].Ended = time.Now().UnixMicro()
+	if !ok {
+		return nil, ctx.Err()
+	}
+	p := product(key)
+	p.Seq, p.Began, p.Ended = int64(n.Process)<<32|int64(i), began, n.Loads[i].Ended
+	return p, nil
+}
+
+var description = strings.Repeat("As good as it gets. ", 40)
+
+// product is some 1 KiB of JSON.
+func product(key string) *peers.Product {
+	return &peers.Product{
+		ID: key, Name: "The product " + key, Description: description, Price: 12.5, Stock: 7,
+		Tags: []string{"new", "blue", "fragile", "organic"}, Ratings: []float64{4.5, 3, 5, 4, 2.5},
+	}
+}
+
+func (n *node) say(s said) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	_ = n.out.Encode(s) // the parent misses it
+}
+
+// sumUp is the result. Loads that go on end with it.
+func (n *node) sumUp(cpu time.Duration) (*result, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	r := n.result
+	r.Failed += int64(n.callers)
+	if n.callers > 0 {
+		r.Error = cmp.Or(r.Error, "a Get does not return")
+	}
+	r.CPU, r.RSS = cpu.Microseconds(), residentBytes()
+	r.Loads = append([]span(nil), n.Loads...)
+	for i := range r.Loads {
+		r.Loads[i].Ended = cmp.Or(r.Loads[i].Ended, time.Now().UnixMicro())
+	}
+	var err, err2 error
+	r.WarmGets, err = n.warm.Encode(hdrhistogram.V2CompressedEncodingCookieBase)
+	r.ColdGets, err2 = n.cold.Encode(hdrhistogram.V2CompressedEncodingCookieBase)
+	return &r, errors.Join(err, err2)
+}
+
+// cpuTime is that of this process, in user and kernel.
+func cpuTime() time.Duration {
+	var u syscall.Rusage
+	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// residentBytes is the memory of this process, 0 where there is no /proc. Getrusage knows the peak, and with it that of
+// the parent before exec.
+func residentBytes() int64 {
+	text, _ := os.ReadFile("/proc/self/statm")
+	var all, resident int64
+	_, _ = fmt.Sscan(string(text), &all, &resident)
+	return resident * int64(os.Getpagesize())
+}

@@ -1,0 +1,54 @@
+package peers
+
+import (
+	"context"
+
+	"github.com/mgtv-tech/jetcache-go"
+	"github.com/mgtv-tech/jetcache-go/local"
+	jetremote "github.com/mgtv-tech/jetcache-go/remote"
+)
+
+var jet = Peer{
+	Name: "jetcache", Module: "github.com/mgtv-tech/jetcache-go",
+	About:  "its TinyLFU in front, for another TTL; msgpack, in both levels; StaleFor: each key in use is refreshed each TTL by a timer",
+	Shared: true, Local: true, Stale: true,
+	Open: openJet,
+}
+
+// jetRoom is how much more room its L1 is asked for: it counts ristretto's 56 bytes of overhead as if they were entries.
+const jetRoom = 64
+
+type jetCache struct {
+	remote
+	cache cache.Cache
+}
+
+func openJet(s Settings) (Cache, error) {
+	r := dial(s)
+	o := []cache.Option{
+		cache.WithRemote(jetremote.NewGoRedisV9Adapter(r.Client)),
+		cache.WithRemoteExpiry(s.TTL + s.StaleFor),
+		cache.WithStatsDisabled(true), // by default it logs them each minute
+	}
+	if !s.NoLocal {
+		o = append(o, cache.WithLocal(local.NewTinyLFU(s.Entries*jetRoom, s.TTL+s.StaleFor)))
+	}
+	if s.StaleFor > 0 {
+		o = append(o, cache.WithRefreshDuration(s.TTL)) // 1 s at least
+	}
+	return jetCache{r, cache.New(o...)}, nil
+}
+
+func (c jetCache) Get(ctx context.Context, key string) (*Product, error) {
+	p := new(Product)
+	load := func(ctx context.Context) (any, error) { return c.Load(ctx, key) }
+	return p, c.cache.Once(ctx, key, cache.Value(p), cache.Do(load), cache.Refresh(c.StaleFor > 0))
+}
+
+// Invalidate deletes in Redis and in this process.
+func (c jetCache) Invalidate(ctx context.Context, key string) error { return c.cache.Delete(ctx, key) }
+
+func (c jetCache) Close() error {
+	c.cache.Close()
+	return c.remote.Close()
+}

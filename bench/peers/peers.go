@@ -1,0 +1,59 @@
+// Package peers puts one face on every way to keep a cache in front of a database: refill, its peers, what people write by
+// hand, and the raw parts that bound what any of them can reach. Each is set up as its README says, for the same job.
+package peers
+
+import (
+	"context"
+	"time"
+)
+
+// Product is what all of them cache: some 1 KiB of JSON.
+type Product struct {
+	ID          string    `json:"id"`
+	Seq         int64     `json:"seq"`   // which load made it
+	Began       int64     `json:"began"` // when that load began, µs since 1970
+	Ended       int64     `json:"ended"` // and when it ended
+	Name        string    `json:"name"`
+	Description string    `json:"description"`
+	Price       float64   `json:"price"`
+	Stock       int       `json:"stock"`
+	Tags        []string  `json:"tags"`
+	Ratings     []float64 `json:"ratings"`
+}
+
+// Load is the database query behind a cache.
+type Load func(ctx context.Context, key string) (*Product, error)
+
+// Settings are the job.
+type Settings struct {
+	Load     Load
+	TTL      time.Duration // fresh for this long
+	StaleFor time.Duration // then served while it is refreshed, by those that can; 0 = everybody waits
+	Entries  int           // what has to fit into L1
+	NoLocal  bool          // no L1, by those of two levels that can do without
+	Redis    string        // "host:port"; those that are Shared need it, the others do not look at it
+}
+
+// A Cache answers. What it gives is shared and read-only.
+type Cache interface {
+	Get(ctx context.Context, key string) (*Product, error)
+	Close() error
+}
+
+// An Invalidator can be told that the database has something new.
+type Invalidator interface {
+	Invalidate(ctx context.Context, key string) error
+}
+
+// Peer is one way.
+type Peer struct {
+	Name   string
+	Module string // whose version is printed beside the figures
+	About  string // one line: how it is set up
+	Shared bool   // uses Redis
+	Local  bool   // answers from its own memory
+	Stale  bool   // obeys Settings.StaleFor
+	Locks  bool   // at most one load at a time in the whole fleet
+	Limit  bool   // no cache that loads but a raw part: Get answers what Put, or the first Get, left there
+	Open   func(Settings) (Cache, error)
+}

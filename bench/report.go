@@ -1,0 +1,115 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strings"
+)
+
+// Report is everything that one call of bench found out.
+type Report struct {
+	Machine map[string]string `json:"machine"` // versions, cores, load average: what a figure depends on
+	Args    []string          `json:"args"`
+	Tables  []*Table          `json:"tables"`
+}
+
+// Table is one suite or a case of it: a row per subject, and per cell one sample a round. It prints medians.
+type Table struct {
+	Name    string   `json:"name"`  // "stampede-hot"
+	Title   string   `json:"title"` // a sentence
+	Columns []Column `json:"columns"`
+	Rows    []*Row   `json:"rows"`
+
+	Series []*Series `json:"series,omitempty"` // for pictures, of the first round
+}
+
+// Column is a figure. Per names the subject whose figure is 1: then a column of ratios stands beside it.
+type Column struct {
+	Name   string `json:"name"`
+	Unit   string `json:"unit,omitempty"`
+	Digits int    `json:"-"` // after the point
+	Per    string `json:"per,omitempty"`
+}
+
+// Row is the samples of a subject, by column.
+type Row struct {
+	Subject string               `json:"subject"`
+	Samples map[string][]float64 `json:"samples"`
+}
+
+// Add adds a sample; NaN stands for none.
+func (t *Table) Add(subject, column string, value float64) {
+	r := t.row(subject)
+	if r == nil {
+		r = &Row{Subject: subject, Samples: map[string][]float64{}}
+		t.Rows = append(t.Rows, r)
+	}
+	if !math.IsNaN(value) {
+		r.Samples[column] = append(r.Samples[column], value)
+	}
+}
+
+func (t *Table) row(subject string) *Row {
+	for _, r := range t.Rows {
+		if r.Subject == subject {
+			return r
+		}
+	}
+	return nil
+}
+
+// Median is the median of a cell, NaN where there is no sample.
+func (t *Table) Median(subject, column string) float64 {
+	r := t.row(subject)
+	if r == nil || len(r.Samples[column]) == 0 {
+		return math.NaN()
+	}
+	s := slices.Sorted(slices.Values(r.Samples[column]))
+	return (s[(len(s)-1)/2] + s[len(s)/2]) / 2
+}
+
+// ratio is the median of the ratios of each round: what slows the machine down for a while slows both.
+func (t *Table) ratio(subject string, c Column) float64 {
+	of, per := t.row(subject), t.row(c.Per)
+	if of == nil || per == nil {
+		return math.NaN()
+	}
+	a, b := of.Samples[c.Name], per.Samples[c.Name]
+	var ratios Table
+	for i := range min(len(a), len(b)) {
+		ratios.Add(subject, c.Name, a[i]/b[i])
+	}
+	return ratios.Median(subject, c.Name)
+}
+
+// Write prints the table as Markdown.
+func (t *Table) Write(w io.Writer) {
+	fmt.Fprintf(w, "\n### %s\n\n%s\n\n", t.Name, t.Title)
+	head, rule := []string{"subject"}, []string{"---"}
+	for _, c := range t.Columns {
+		head, rule = append(head, strings.TrimSpace(c.Name+" "+c.Unit)), append(rule, "--:")
+		if c.Per != "" {
+			head, rule = append(head, "÷ "+c.Per), append(rule, "--:")
+		}
+	}
+	fmt.Fprintf(w, "| %s |\n|%s|\n", strings.Join(head, " | "), strings.Join(rule, "|"))
+	for _, r := range t.Rows {
+		cells := []string{r.Subject}
+		for _, c := range t.Columns {
+			cells = append(cells, number(t.Median(r.Subject, c.Name), c.Digits))
+			if c.Per != "" {
+				cells = append(cells, number(t.ratio(r.Subject, c), 2))
+			}
+		}
+		fmt.Fprintf(w, "| %s |\n", strings.Join(cells, " | "))
+	}
+}
+
+func number(f float64, digits int) string {
+	if math.IsNaN(f) {
+		return "–"
+	}
+	return fmt.Sprintf("%.*f", digits, f)
+}

@@ -1,0 +1,178 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/refill-go/refill/bench/peers"
+	"github.com/refill-go/refill/internal/realtest"
+)
+
+// rig is one subject in this process: what it did is counted, on its own Redis.
+type rig struct {
+	peers.Cache
+
+	t     testing.TB
+	redis *realtest.Redis // nil: the subject needs none
+	value func(key string) *peers.Product
+	loads atomic.Int64
+	done  int64 // loads at the last reset
+}
+
+// asideOfGets are commands that set a connection up, or ask whether it lives.
+var asideOfGets = regexp.MustCompile(`^(auth|client\|.*|command|command\|.*|hello|ping|select)$`)
+
+// openRig opens a subject. value is what the database gives, by default a product.
+func openRig(t testing.TB, redis *realtest.Redis, p peers.Peer, s peers.Settings, value func(key string) *peers.Product) (*rig, error) {
+	r := &rig{t: t, value: value}
+	if value == nil {
+		r.value = product
+	}
+	if p.Shared {
+		redis.Restart() // it is empty now
+		r.redis = redis
+	}
+	return r, r.open(p, s)
+}
+
+// again opens the subject once more, as another process would, on what the first one has left in Redis.
+func (r *rig) again(p peers.Peer, s peers.Settings) (*rig, error) {
+	next := &rig{t: r.t, redis: r.redis, value: r.value}
+	return next, next.open(p, s)
+}
+
+func (r *rig) open(p peers.Peer, s peers.Settings) (err error) {
+	s.Load = func(_ context.Context, key string) (*peers.Product, error) {
+		r.loads.Add(1)
+		return r.value(key), nil
+	}
+	if r.redis != nil {
+		s.Redis = r.redis.Addr()
+	}
+	if r.Cache, err = p.Open(s); err != nil {
+		return fmt.Errorf("%s: %w", p.Name, err)
+	}
+	return nil
+}
+
+// reset begins to count.
+func (r *rig) reset() {
+	r.done = r.loads.Load()
+	if r.redis != nil {
+		r.redis.ResetStats(r.t)
+	}
+}
+
+// commands are those since the last reset, by name.
+func (r *rig) commands() map[string]int64 {
+	if r.redis == nil {
+		return nil
+	}
+	calls := r.redis.Commandstats(r.t)
+	for name := range calls {
+		if asideOfGets.MatchString(name) {
+			delete(calls, name)
+		}
+	}
+	return calls
+}
+
+// work is the number of loads and of commands since the last reset.
+func (r *rig) work() (loads, commands int64) {
+	for _, n := range r.commands() {
+		commands += n
+	}
+	return r.loads.Load() - r.done, commands
+}
+
+// quiet returns when no more commands come: some peers write behind their answers.
+func (r *rig) quiet() {
+	for before := int64(-1); r.redis != nil; {
+		_, now := r.work()
+		if now == before {
+			return
+		}
+		before = now
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// each calls Get once for each key, from g goroutines.
+func (r *rig) each(ctx context.Context, keys []string, g int) error {
+	errs := make([]error, g)
+	var wg sync.WaitGroup
+	for i := range g {
+		wg.Go(func() {
+			for _, key := range keys[i*len(keys)/g : (i+1)*len(keys)/g] {
+				if _, err := r.Get(ctx, key); err != nil {
+					errs[i] = fmt.Errorf("%s: %w", key, err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// timed is each with what it costs.
+func (r *rig) timed(ctx context.Context, keys []string, g int) (cost, error) {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	began := time.Now()
+	err := r.each(ctx, keys, g)
+	took := time.Since(began)
+	runtime.ReadMemStats(&after)
+	return costOf(took, &before, &after, len(keys)), err
+}
+
+// cost is what one Get takes.
+type cost struct{ ns, allocs, bytes float64 }
+
+func costOf(took time.Duration, before, after *runtime.MemStats, gets int) cost {
+	n := float64(gets)
+	return cost{
+		ns:     float64(took) / n,
+		allocs: float64(after.Mallocs-before.Mallocs) / n,
+		bytes:  float64(after.TotalAlloc-before.TotalAlloc) / n,
+	}
+}
+
+// warm calls Get for all keys until none of them is a miss in L1, or for the tenth time. It gives the share that is.
+func (r *rig) warm(ctx context.Context, keys []string) (missing float64, err error) {
+	if p, ok := r.Cache.(peers.Putter); ok {
+		all := make(map[string]*peers.Product, len(keys))
+		for _, key := range keys {
+			all[key] = r.value(key)
+		}
+		p.Put(all)
+	}
+	for range 10 {
+		r.reset()
+		if err := r.each(ctx, keys, 8); err != nil {
+			return 0, err
+		}
+		loads, commands := r.work()
+		if missing = float64(loads+commands) / float64(len(keys)); missing == 0 {
+			return 0, nil
+		}
+		r.quiet()
+	}
+	return missing, nil
+}
+
+// names are n keys.
+func names(n int) []string {
+	keys := make([]string, n)
+	for i := range keys {
+		keys[i] = fmt.Sprintf("product-%06d", i)
+	}
+	return keys
+}

@@ -1,0 +1,45 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// wait measures what a caller on one node loses by waiting for a load on another: from the end of the load to the value in
+// its hands.
+func wait(ctx context.Context, b *bench) error {
+	j := job{
+		TTL: time.Minute, Way: relay, Callers: 1, Every: 30 * time.Millisecond, For: b.length,
+		Load: 20 * time.Millisecond, Spread: 100 * time.Millisecond, // so that polls fall on any moment
+	}
+	j.Keys = max(1, int(j.For/j.Every))
+	t := &Table{Name: "wait", Title: fmt.Sprintf("Process A begins to load a new key every %v, for %v to %v each; %v later B asks for it. "+
+		"From the end of the load until B has the value; %d keys a round. Elsewhere: how often B got what A had loaded. Commands "+
+		"are those of A and B for one key, those in scripts included.",
+		j.Every, j.Load, j.Load+j.Spread, relayAfter, j.Keys), Columns: []Column{
+		{Name: "p50", Unit: "ms", Digits: 2}, {Name: "p99", Unit: "ms", Digits: 2}, {Name: "elsewhere", Unit: "%"},
+		{Name: "commands/key", Digits: 1}, {Name: "trips/key", Digits: 1}, {Name: "errors", Unit: "%", Digits: 2},
+	}}
+	for round := range b.rounds {
+		for _, s := range b.contenders(sharedPeer) {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			if s.jitter != 0 {
+				continue // nothing expires
+			}
+			b.progress("wait %d/%d: %s", round+1, b.rounds, s.name)
+			o := b.run(ctx, fleet{job: j.of(s), processes: 2})
+			keys := int64(j.Keys)
+			t.Add(s.name, "p50", ms(o.warm, 50))
+			t.Add(s.name, "p99", ms(o.warm, 99))
+			t.Add(s.name, "elsewhere", share(o.Relayed, keys)*100)
+			t.Add(s.name, "commands/key", share(o.redis.Commands, keys))
+			t.Add(s.name, "trips/key", share(o.redis.Reads, keys))
+			t.Add(s.name, "errors", share(o.Failed, o.Gets)*100)
+		}
+	}
+	b.done(t)
+	return nil
+}
