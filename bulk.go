@@ -92,9 +92,6 @@ func (l *Loader[V]) GetMany(ctx context.Context, keys []string) (map[string]V, e
 // atOnce is how many keys GetMany and Refresh have in hand: each that has to be loaded is a lease to renew.
 const atOnce = 1024
 
-// turns is how many flights of GetManys may call the store at the same time.
-const turns = 16
-
 // each finds out about many keys and tells. forced loads them, whatever is there.
 func (l *Loader[V]) each(ctx context.Context, keys []string, forced bool, tell func(string, Result[V], error)) {
 	for some := range slices.Chunk(keys, atOnce) {

@@ -52,6 +52,7 @@ type call[V any] struct {
 
 	begun bool  // its first leg is done, see Loader.begin
 	err   error // what stood in the way there
+	turn  bool  // it has a turn for its first call of the store
 
 	// What the flight knows.
 	behind bool      // nobody waits: this is a background refresh

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"sync"
 	"time"
@@ -27,7 +28,7 @@ type Loader[V any] struct {
 	flights  *flights[V]
 	gather   gather[V]
 	slots    chan struct{}   // one per running load; nil = no limit
-	turns    chan struct{}   // one per call of the store for a GetMany
+	turns    chan struct{}   // one per call of the store by a flight
 	marks    together[marks] // reads of them, for all flights
 	holds    together[struct{}]
 	held     held
@@ -85,7 +86,7 @@ func newLoader[V any](
 	if cfg.MaxLoads < maxSlots {
 		l.slots = make(chan struct{}, cfg.MaxLoads)
 	}
-	l.turns = make(chan struct{}, turns)
+	l.turns = make(chan struct{}, max(16, 10*runtime.GOMAXPROCS(0)))
 	l.voids = newVoids(l.voidAgain, l.voided)
 	l.stopListening = l.store.Listen(name, l.hear)
 	for _, doubt := range cfg.advice() {

@@ -39,6 +39,10 @@ func (l *Loader[V]) fly(c *call[V]) {
 func (l *Loader[V]) begin(ctx context.Context, c *call[V]) {
 	done := false
 	defer func() { // also when OnEvent panics: others may have joined
+		if c.turn {
+			c.turn = false
+			<-l.turns
+		}
 		if done {
 			l.flights.end(c)
 		} else {
@@ -48,7 +52,12 @@ func (l *Loader[V]) begin(ctx context.Context, c *call[V]) {
 	if end, ok := ctx.Deadline(); ok && time.Until(end) < l.cfg.StoreTimeout {
 		return
 	}
-	c.begun = true
+	select {
+	case l.turns <- struct{}{}:
+	default: // it has to wait, and its caller may not want to
+		return
+	}
+	c.begun, c.turn = true, true
 	done, c.err = l.approach(c)
 }
 
@@ -657,21 +666,25 @@ func (e *storeError) Error() string { return "refill: store: " + e.err.Error() }
 
 // storeCtx bounds one call of the store. It is not cancelled with the flight: a lease that is taken while the last caller
 // leaves has to be known, to be given back.
-// Flights of a GetMany take turns, so that none spends its StoreTimeout in a queue for a connection.
+//
+// Flights take turns, as many as go-redis has connections by default: none is to spend its StoreTimeout in a queue for a
+// connection, which would look as if the store did not answer. One whose callers have left gives its lease back at once.
 func (l *Loader[V]) storeCtx(c *call[V]) (context.Context, context.CancelFunc) {
-	if c.group == nil {
-		return context.WithTimeout(c.values, l.cfg.StoreTimeout)
-	}
-	free := func() {}
-	select {
-	case l.turns <- struct{}{}:
-		free = func() { <-l.turns }
-	case <-c.ctx.Done():
+	turn := c.turn
+	c.turn = false
+	if !turn {
+		select {
+		case l.turns <- struct{}{}:
+			turn = true
+		case <-c.ctx.Done():
+		}
 	}
 	ctx, cancel := context.WithTimeout(c.values, l.cfg.StoreTimeout)
 	return ctx, func() {
 		cancel()
-		free()
+		if turn {
+			<-l.turns
+		}
 	}
 }
 
