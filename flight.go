@@ -41,6 +41,7 @@ type call[V any] struct {
 	ready  chan struct{} // closed once answer may be read
 	answer answer[V]     // written before ready is closed, by the flight or by its timer
 	done   chan struct{} // closed when the flight has ended
+	last   answer[V]     // what it found out in the end, if anything; to be read after done
 
 	// Guarded by flights.mu.
 	places  int // callers that wait, and one for the flight itself while it works behind their backs
@@ -87,21 +88,27 @@ func (c *call[V]) settled() bool {
 	}
 }
 
-// settle hands out the answer. Only the first one counts.
+// settle ends a flight's search.
 func (c *call[V]) settle(a answer[V]) {
+	c.last = a
+	c.handOut(a)
+}
+
+// handOut gives those who wait an answer. Only the first one counts.
+func (c *call[V]) handOut(a answer[V]) {
 	c.once.Do(func() {
 		c.answer = a
 		close(c.ready)
 	})
 }
 
-// settleAfter hands out an answer that is second best, unless a better one comes within d.
-func (c *call[V]) settleAfter(d time.Duration, a answer[V]) {
+// handOutAfter hands out an answer that is second best, unless a better one comes within d.
+func (c *call[V]) handOutAfter(d time.Duration, a answer[V]) {
 	switch {
 	case d == 0:
-		c.settle(a)
+		c.handOut(a)
 	case c.soft == nil:
-		c.soft = time.AfterFunc(d, func() { c.settle(a) })
+		c.soft = time.AfterFunc(d, func() { c.handOut(a) })
 	}
 }
 

@@ -285,11 +285,6 @@ func (l *Loader[V]) wait(ctx context.Context, p place[V]) (answer[V], bool) {
 		return answer[V]{err: ctx.Err()}, true
 	}
 	a := c.answer
-	if e := a.entry; e != nil && p.tags > e.at.tags && l.local.tagVoided(e) > e.at.tags {
-		// A group of the answer was voided since its load began, and perhaps before this caller came.
-		l.flights.retire(c)
-		return answer[V]{}, false
-	}
 	if a.how == EventHit || a.how == EventShared || a.how == EventStale { // handed out before the refresh, perhaps long ago
 		switch f := a.entry.life.at(l.now()); {
 		case f == Stale:
@@ -297,11 +292,18 @@ func (l *Loader[V]) wait(ctx context.Context, p place[V]) (answer[V], bool) {
 		case f > Stale:
 			select {
 			case <-c.done:
-				return answer[V]{}, false
 			case <-ctx.Done():
 				return answer[V]{err: ctx.Err()}, true
 			}
+			if a = c.last; a.entry == nil && a.err == nil {
+				return answer[V]{}, false
+			}
 		}
+	}
+	if e := a.entry; e != nil && p.tags > e.at.tags && l.local.tagVoided(e) > e.at.tags {
+		// A group of the answer was voided since its load began, and perhaps before this caller came.
+		l.flights.retire(c)
+		return answer[V]{}, false
 	}
 	if !p.led && (a.how == EventLed || a.how == EventShared || a.how == EventWaited) {
 		a.how = EventJoined

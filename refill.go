@@ -166,12 +166,12 @@ func (l *Loader[V]) offer(c *call[V], e *entry[V], f Freshness, how EventKind) (
 		return true
 	case Early:
 		goOn := c.behind || l.flights.stay(c)
-		c.settle(a)
+		c.handOut(a)
 		return !goOn
 	case Stale:
 		a.how = EventStale
 		if c.behind || l.flights.stay(c) {
-			c.settleAfter(l.cfg.SoftTimeout, a)
+			c.handOutAfter(l.cfg.SoftTimeout, a)
 		}
 	}
 	return false
