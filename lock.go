@@ -24,13 +24,13 @@ type lease struct {
 
 	until   atomic.Pointer[time.Time] // the lease is proven until then; only the renewer writes it
 	lost    chan struct{}             // closed by the renewer, once
-	first   *time.Timer               // starts the renewer: most loads are over before that
 	stop    context.CancelFunc        // asks the renewer to end, and cuts short a renewal under way
-	stopped chan struct{}             // closed when the renewer has ended, or will never start
+	stopped chan struct{}             // closed when the renewer has ended
 }
 
 // hold starts renewing a lease that was asked for at asked: before the request, since nobody knows when the store
-// answered it.
+// answered it. (A time.AfterFunc would do without a goroutine until the first renewal, but hundreds of them that fire at once in
+// a testing/synctest bubble crash the race detector of Go 1.26.)
 func hold(asked time.Time, ttl, timeout time.Duration, renew func(context.Context) (bool, error)) *lease {
 	ctx, stop := context.WithCancel(context.Background())
 	l := &lease{
@@ -39,7 +39,7 @@ func hold(asked time.Time, ttl, timeout time.Duration, renew func(context.Contex
 	}
 	until := asked.Add(ttl)
 	l.until.Store(&until)
-	l.first = time.AfterFunc(renewEvery(ttl), func() { l.keep(ctx) })
+	go l.keep(ctx)
 	return l
 }
 
@@ -47,7 +47,7 @@ func hold(asked time.Time, ttl, timeout time.Duration, renew func(context.Contex
 // "not yours" and the end of the proven time are final, the latter also when the store says nothing at all.
 func (l *lease) keep(ctx context.Context) {
 	defer close(l.stopped)
-	timer := time.NewTimer(0)
+	timer := time.NewTimer(renewEvery(l.ttl))
 	defer timer.Stop()
 	for {
 		select {
@@ -82,12 +82,9 @@ func (l *lease) renewOnce(ctx context.Context) (mine bool, err error) {
 	return mine, err
 }
 
-// end stops the renewal and waits for it, so that nothing lengthens the lease afterwards. It is called once.
+// end stops the renewal and waits for it, so that nothing lengthens the lease afterwards.
 func (l *lease) end() {
 	l.stop()
-	if l.first.Stop() {
-		close(l.stopped)
-	}
 	<-l.stopped
 }
 
