@@ -37,7 +37,7 @@ type local[V any] struct {
 const (
 	epochStripes = 1 << 16
 	tagStripes   = 1 << 13
-	maxFront     = 1 << 12
+	maxFront     = 1 << 16
 	noSession    = ^uint64(0)     // of entries that were read while the subscription was down
 	closedFor    = ^uint64(0) - 1 // session after close
 )
@@ -156,9 +156,21 @@ func (l *local[V]) get(key string) *entry[V] {
 		return nil
 	}
 	if rand.Uint32()%32 == 0 {
-		l.front.promote(e, l.clock.now.Load())
+		l.promote(e)
 	}
 	return e
+}
+
+// promote moves an entry to the front. As one hit in 32 does so, a slot belongs to each of its keys for as large a share of
+// the time as it is asked for. But one that is in use is not sent away before ristretto has it: it may never have it.
+func (l *local[V]) promote(e *entry[V]) {
+	old := l.front.slot(e.hash).Load()
+	if old != nil && old.touched.Load() == l.clock.now.Load() {
+		if _, there := l.back.Get(old.hash); !there {
+			return
+		}
+	}
+	l.front.promote(old, e)
 }
 
 // put adds or replaces the entry of e.key. size is that of the encoded value.
@@ -216,14 +228,9 @@ func (f *front[V]) put(e *entry[V]) {
 	}
 }
 
-// promote moves an entry to the front, unless what stands there is in use or was just put, or there is no room.
-func (f *front[V]) promote(e *entry[V], now int64) {
-	slot := f.slot(e.hash)
-	old := slot.Load()
-	if old != nil && old.touched.Load() == now || f.used.Load()+e.cost > f.room+costOf(old) {
-		return
-	}
-	if slot.CompareAndSwap(old, e) {
+// promote puts an entry in the place of another, if that still stands there and there is room.
+func (f *front[V]) promote(old, e *entry[V]) {
+	if f.used.Load()+e.cost <= f.room+costOf(old) && f.slot(e.hash).CompareAndSwap(old, e) {
 		f.account(old, e)
 	}
 }
