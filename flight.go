@@ -47,7 +47,7 @@ type call[V any] struct {
 	places  int // callers that wait, and one for the flight itself while it works behind their backs
 	hurried bool
 
-	// Made by listen, since most flights land before they need them.
+	// Made by listen, since most flights land on their first leg.
 	notes chan Note     // what is announced about the key; wake-ups are hints, so a full box loses nothing
 	hurry chan struct{} // closed when a load is among those who wait: it must not queue behind itself
 
@@ -250,11 +250,8 @@ func (f *flights[V]) add(c *call[V]) {
 	f.running[c] = struct{}{}
 }
 
-// listen lets a flight that is about to wait hear what is announced about its key, and of a caller who is in a hurry.
+// listen lets a flight hear what is announced about its key, and of a caller who is in a hurry.
 func (f *flights[V]) listen(c *call[V]) {
-	if c.notes != nil {
-		return
-	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	c.notes, c.hurry = make(chan Note, 4), make(chan struct{})
@@ -365,8 +362,8 @@ func (f *flights[V]) tell(key string, n Note) {
 	}
 }
 
-// hear never blocks, whether c listens or not. A note that finds the box full may be dropped: whoever empties it looks at the store after each
-// note, the last of them later than this one.
+// hear never blocks, whether c listens or not. A note that finds the box full may be dropped: whoever empties it looks at
+// the store after each note, the last of them later than this one.
 func (c *call[V]) hear(n Note) {
 	select {
 	case c.notes <- n:

@@ -15,6 +15,7 @@ import (
 
 // fly flies a call to its end.
 func (l *Loader[V]) fly(c *call[V]) {
+	l.flights.listen(c)
 	defer func() {
 		if c.seat != nil {
 			c.seat.leave()
@@ -95,7 +96,6 @@ func (l *Loader[V]) compete(c *call[V]) (look, done bool, err error) {
 	if err := context.Cause(c.ctx); err != nil {
 		return false, false, err
 	}
-	l.flights.listen(c)
 	// The slot comes before the lease: whoever queues for a slot with the lease in hand keeps everybody waiting.
 	free, note, err := l.slot(c, c.notes, nil)
 	if err != nil {

@@ -95,3 +95,27 @@ func TestACallerLeavesTheQueue(t *testing.T) {
 		}
 	})
 }
+
+// A value that must not be stored is loaded by each node for itself, and that load may wait for its turn. It must not wait
+// for a load that waits for it.
+func TestALoadWaitsForAPassThatQueues(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var l *refill.Loader[string]
+		l = node(t, func(ctx context.Context, key string) (string, error) {
+			if key == "outer" {
+				time.Sleep(100 * ms)
+				return l.Get(ctx, "passed")
+			}
+			refill.FillFrom(ctx).NoStore()
+			return key, nil
+		}, refill.Config{TTL: time.Minute, MaxLoads: 1})
+		get(t, l, "passed") // leaves the mark
+		began := time.Now()
+		defer behind(t, l, "outer")()
+		time.Sleep(50 * ms)
+		get(t, l, "passed")
+		if took := time.Since(began); took != 100*ms {
+			t.Errorf("%v, want the 100ms after which the outer load asks", took)
+		}
+	})
+}
