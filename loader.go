@@ -86,7 +86,7 @@ func newLoader[V any](
 	if cfg.MaxLoads < maxSlots {
 		l.slots = make(chan struct{}, cfg.MaxLoads)
 	}
-	l.turns = make(chan struct{}, max(16, 10*runtime.GOMAXPROCS(0)))
+	l.turns = make(chan struct{}, turns*runtime.GOMAXPROCS(0))
 	l.voids = newVoids(l.voidAgain, l.voided)
 	l.stopListening = l.store.Listen(name, l.hear)
 	for _, doubt := range cfg.advice() {
@@ -94,6 +94,10 @@ func newLoader[V any](
 	}
 	return l, nil
 }
+
+// turns is how many calls of the store by flights may run at once, per processor. go-redis has 10 connections per processor
+// by default; who has set more can use them, and two who queue for each get it well within their StoreTimeout.
+const turns = 30
 
 // maxSlots is the number of loads from which on counting them bounds nothing.
 const maxSlots = 1 << 20

@@ -667,8 +667,8 @@ func (e *storeError) Error() string { return "refill: store: " + e.err.Error() }
 // storeCtx bounds one call of the store. It is not cancelled with the flight: a lease that is taken while the last caller
 // leaves has to be known, to be given back.
 //
-// Flights take turns, as many as go-redis has connections by default: none is to spend its StoreTimeout in a queue for a
-// connection, which would look as if the store did not answer. One whose callers have left gives its lease back at once.
+// Flights take turns, so few that none spends its StoreTimeout in a queue for a connection, which would look as if the store
+// did not answer. One whose callers have left gives its lease back at once.
 func (l *Loader[V]) storeCtx(c *call[V]) (context.Context, context.CancelFunc) {
 	turn := c.turn
 	c.turn = false

@@ -54,7 +54,7 @@ func TestAQueueForConnectionsIsNoOutage(t *testing.T) {
 			TTL: time.Hour,
 			Shared: &pooled{
 				Store: refill.NewMemory(), took: 50 * ms,
-				conns: make(chan struct{}, max(16, 10*runtime.GOMAXPROCS(0))),
+				conns: make(chan struct{}, 10*runtime.GOMAXPROCS(0)),
 			},
 			OnEvent: func(e refill.Event) {
 				if e.Kind == refill.EventStoreError || e.Kind == refill.EventBreakerOpen {
@@ -79,11 +79,11 @@ func TestAQueueForConnectionsIsNoOutage(t *testing.T) {
 // A caller who waits for its turn leaves when its ctx ends.
 func TestACallerLeavesTheQueue(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		conns := max(16, 10*runtime.GOMAXPROCS(0))
+		turns := 30 * runtime.GOMAXPROCS(0)
 		l := node(t, (&db{}).load, refill.Config{
-			TTL: time.Hour, Shared: &pooled{Store: refill.NewMemory(), took: 200 * ms, conns: make(chan struct{}, conns)},
+			TTL: time.Hour, Shared: &pooled{Store: refill.NewMemory(), took: 200 * ms, conns: make(chan struct{}, turns)},
 		})
-		for i := range conns {
+		for i := range turns {
 			defer behind(t, l, fmt.Sprint(i))()
 		}
 		time.Sleep(ms)
