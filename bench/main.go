@@ -2,7 +2,7 @@
 // machine, with servers of its own.
 //
 //	go run ./bench -suite l1,l2 -rounds 5
-//	go run ./bench -suite stampede -peers 'refill|rocks|sturdyc' -json out.json -svg docs/bench
+//	go run ./bench -suite stampede -peers 'refill|rocks|sturdyc' -json out.json -svg pictures
 //
 // Tables go to stdout as Markdown, progress to stderr. Compare ratios: absolute times are this machine's.
 package main
@@ -75,10 +75,12 @@ func (program) Run() int {
 
 func run() error {
 	var names []string
+	what := "what to measure, of"
 	for _, s := range suites {
 		names = append(names, s.name)
+		what += fmt.Sprintf("\n%-10s%s", s.name, s.about)
 	}
-	suite := flag.String("suite", strings.Join(names, ","), "what to measure")
+	suite := flag.String("suite", strings.Join(names, ","), what+"\n")
 	only := flag.String("peers", "", "regexp of subjects; empty = all")
 	tables := flag.String("tables", "", "regexp of the tables of stampede and scale; empty = all")
 	rounds := flag.Int("rounds", 5, "samples per figure")
@@ -93,8 +95,7 @@ func run() error {
 	flag.Parse()
 
 	if *from != "" {
-		r, err := readJSON(*from)
-		return errors.Join(err, drawAll(*toSVG, &r))
+		return redraw(*from, *toSVG)
 	}
 	for name := range strings.SplitSeq(*suite, ",") {
 		if !slices.Contains(names, name) {
@@ -148,6 +149,18 @@ func (b *bench) progress(format string, args ...any) {
 func (b *bench) done(t *Table) {
 	b.report.Tables = append(b.report.Tables, t)
 	t.Write(os.Stdout)
+}
+
+// redraw draws what an earlier call has measured.
+func redraw(file, dir string) error {
+	if dir == "" {
+		return errors.New("-from: needs -svg")
+	}
+	r, err := readJSON(file)
+	if err != nil {
+		return fmt.Errorf("-from: %s: %w", file, err)
+	}
+	return drawAll(dir, &r)
 }
 
 func readJSON(file string) (r Report, err error) {
