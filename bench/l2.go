@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -26,7 +28,8 @@ func l2(ctx context.Context, b *bench) error {
 	t := &Table{
 		Name: "l2",
 		Title: "A hit in Redis, per Get over all goroutines: L1 is off where it can be, each subject is new in each round, and asked for " +
-			"each key once. The ratio is to " + l2Per + ", timed by turns with it, a moment each. Commands include those called in scripts.",
+			"each key once. The ratio is to " + l2Per + ", timed by turns with it: of the fastest of " + strconv.Itoa(l2Chunks) + " chunks each, " +
+			"since the kernel puts client and server on one core or on two, which is a factor of three. Commands include those called in scripts.",
 		Columns: []Column{
 			{Name: "g=1", Unit: "µs", Digits: 1}, {Name: "g=1 ÷ GET", Digits: 2},
 			{Name: "g=16", Unit: "µs", Digits: 1}, {Name: "g=16 ÷ GET", Digits: 2},
@@ -86,6 +89,7 @@ func (b *bench) l2Round(ctx context.Context, t *Table, redis *realtest.Redis, p 
 		g    int
 	}{{"g=1", keys[:l2Alone], 1}, {"g=16", keys[l2Alone:], l2Callers}} {
 		r.reset()
+		get, best := math.Inf(1), math.Inf(1)
 		for some := range slices.Chunk(c.keys, len(c.keys)/l2Chunks) {
 			bare, err := yardstick.timed(ctx, some, c.g)
 			if err != nil {
@@ -95,12 +99,13 @@ func (b *bench) l2Round(ctx context.Context, t *Table, redis *realtest.Redis, p 
 			if err != nil {
 				return err
 			}
-			t.Add(p.Name, c.name, took.ns/1e3)
-			t.Add(p.Name, c.name+" ÷ GET", took.ns/bare.ns)
+			get, best = min(get, bare.ns), min(best, took.ns)
 			if c.g == 1 {
 				t.Add(p.Name, "allocs/op", took.allocs)
 			}
 		}
+		t.Add(p.Name, c.name, best/1e3)
+		t.Add(p.Name, c.name+" ÷ GET", best/get)
 		if loads, commands := r.work(); c.g == 1 {
 			t.Add(p.Name, "commands/op", float64(commands)/float64(len(c.keys)))
 			t.Add(p.Name, "loads", float64(loads))
