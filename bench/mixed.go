@@ -23,35 +23,24 @@ func mixed(ctx context.Context, b *bench) error {
 		{Name: "node CPU/Get", Unit: "µs"}, {Name: "Redis CPU/Get", Unit: "µs"}, {Name: "RSS/node", Unit: "MB"},
 		{Name: "Gets/s"}, {Name: "errors", Unit: "%", Digits: 2},
 	}}
-	for round := range b.rounds {
-		for _, s := range b.contenders(anyPeer) {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			if s.jitter != 0 {
-				continue // values that are loaded one by one expire one by one
-			}
-			b.progress("mixed %d/%d: %s", round+1, b.rounds, s.name)
-			o := b.run(ctx, fleet{job: j.of(s), processes: b.processes})
-			loads := int64(len(o.Loads))
-			for column, figure := range map[string]float64{
-				"loads/s":       float64(loads) / j.For.Seconds(),
-				"hit rate":      1 - share(loads, o.Gets),
-				"p50":           ms(o.warm, 50),
-				"p99":           ms(o.warm, 99),
-				"p99.9":         ms(o.warm, 99.9),
-				"commands/Get":  share(o.redis.Commands, o.Gets),
-				"trips/Get":     share(o.redis.Reads, o.Gets),
-				"node CPU/Get":  share(o.CPU, o.Gets),
-				"Redis CPU/Get": share(o.redis.CPU.Microseconds(), o.Gets),
-				"RSS/node":      float64(o.RSS) / 1e6,
-				"Gets/s":        float64(o.Gets) / j.For.Seconds(),
-				"errors":        share(o.Failed, o.Gets) * 100,
-			} {
-				t.Add(s.name, column, figure)
-			}
+	return b.contest(ctx, t, b.contenders(anyPeer), func(s subject, _ int) {
+		o := b.run(ctx, fleet{job: j.of(s), processes: b.processes})
+		loads := int64(len(o.Loads))
+		for column, figure := range map[string]float64{
+			"loads/s":       float64(loads) / j.For.Seconds(),
+			"hit rate":      1 - share(loads, o.Gets),
+			"p50":           ms(o.warm, 50),
+			"p99":           ms(o.warm, 99),
+			"p99.9":         ms(o.warm, 99.9),
+			"commands/Get":  share(o.redis.Commands, o.Gets),
+			"trips/Get":     share(o.redis.Reads, o.Gets),
+			"node CPU/Get":  share(o.CPU, o.Gets),
+			"Redis CPU/Get": share(o.redis.CPU.Microseconds(), o.Gets),
+			"RSS/node":      float64(o.RSS) / 1e6,
+			"Gets/s":        float64(o.Gets) / j.For.Seconds(),
+			"errors":        share(o.Failed, o.Gets) * 100,
+		} {
+			t.Add(s.name, column, figure)
 		}
-	}
-	b.done(t)
-	return nil
+	})
 }

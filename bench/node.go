@@ -18,10 +18,6 @@ import (
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
-	"github.com/redis/go-redis/v9"
-
-	"github.com/refill-go/refill"
-	"github.com/refill-go/refill/backend/goredis"
 	"github.com/refill-go/refill/bench/peers"
 	"github.com/refill-go/refill/internal/realtest"
 )
@@ -138,33 +134,14 @@ func runNode(ctx context.Context, args json.RawMessage, out *json.Encoder) error
 
 func newHistogram() *hdrhistogram.Histogram { return hdrhistogram.New(1, int64(2*time.Minute), 3) }
 
-// open makes a cache. Settings that only refill has need a way around the peers.
 func (n *node) open() (peers.Cache, error) {
-	if n.Jitter == 0 && len(n.Redis) < 2 {
-		p, err := peerNamed(n.Peer)
-		if err != nil {
-			return nil, err
-		}
-		return p.Open(peers.Settings{Load: n.load, TTL: n.TTL, StaleFor: n.StaleFor, Entries: n.Entries, Redis: strings.Join(n.Redis, "")})
+	p, err := peerNamed(n.Peer)
+	if err != nil {
+		return nil, err
 	}
-	rdb := redis.NewUniversalClient(&redis.UniversalOptions{Addrs: n.Redis, ContextTimeoutEnabled: true})
-	l, err := refill.New("product", n.load, refill.Config{
-		TTL: n.TTL, StaleFor: n.StaleFor, Jitter: n.Jitter, LocalEntries: n.Entries, Shared: goredis.New(rdb),
+	return p.Open(peers.Settings{
+		Load: n.load, TTL: n.TTL, StaleFor: n.StaleFor, Jitter: n.Jitter, Entries: n.Entries, Redis: strings.Join(n.Redis, ","),
 	})
-	return tuned{l, rdb}, err
-}
-
-// tuned is refill with other settings than the peer's.
-type tuned struct {
-	*refill.Loader[*peers.Product]
-	rdb redis.UniversalClient
-}
-
-func (t tuned) Close() error { return errors.Join(t.Loader.Close(), t.rdb.Close()) }
-
-// Invalidate is that of one key.
-func (t tuned) Invalidate(ctx context.Context, key string) error {
-	return t.Loader.Invalidate(ctx, key)
 }
 
 func peerNamed(name string) (peers.Peer, error) {

@@ -22,16 +22,38 @@ type subject struct {
 	jitter     float64
 }
 
-// contenders are the peers that fit, none of them a limit, and refill without the jitter of its default too: it counts a bit
-// above one load per TTL with it.
+// contenders are the peers that fit, none of them a limit.
 func (b *bench) contenders(fits func(peers.Peer) bool) (s []subject) {
 	for _, p := range b.subjects(func(p peers.Peer) bool { return !p.Limit && fits(p) }) {
 		s = append(s, subject{name: p.Name, peer: p.Name})
-		if p.Name == "refill" {
-			s = append(s, subject{name: "refill, no jitter", peer: p.Name, jitter: -1})
+	}
+	return s
+}
+
+// withoutJitter adds refill without the jitter of its default: it counts a bit above one load per TTL with it.
+func withoutJitter(all []subject) (s []subject) {
+	for _, one := range all {
+		s = append(s, one)
+		if one.peer == "refill" {
+			s = append(s, subject{name: "refill, no jitter", peer: one.peer, jitter: -1})
 		}
 	}
 	return s
+}
+
+// contest runs each subject once a round, and prints the table.
+func (b *bench) contest(ctx context.Context, t *Table, subjects []subject, run func(s subject, round int)) error {
+	for round := range b.rounds {
+		for _, s := range subjects {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			b.progress("%s %d/%d: %s", t.Name, round+1, b.rounds, s.name)
+			run(s, round)
+		}
+	}
+	b.done(t)
+	return nil
 }
 
 func anyPeer(peers.Peer) bool     { return true }
@@ -96,21 +118,13 @@ func (b *bench) flow(ctx context.Context, f flow) error {
 		{Name: "commands/expiry"}, {Name: "trips/expiry"},
 		{Name: "stale", Unit: "%", Digits: 1}, {Name: "oldest", Unit: "ms"}, {Name: "errors", Unit: "%", Digits: 2},
 	}}
-	for round := range b.rounds {
-		for _, s := range b.contenders(f.fits) {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			b.progress("%s %d/%d: %s", f.name, round+1, b.rounds, s.name)
-			o := b.run(ctx, fleet{job: f.job.of(s), processes: b.processes})
-			o.addTo(t, s.name, f.job)
-			if round == 0 {
-				t.Series = append(t.Series, o.loadsOverTime(s.name, f.job.For), o.percentiles(s.name))
-			}
+	return b.contest(ctx, t, withoutJitter(b.contenders(f.fits)), func(s subject, round int) {
+		o := b.run(ctx, fleet{job: f.job.of(s), processes: b.processes})
+		o.addTo(t, s.name, f.job)
+		if round == 0 {
+			t.Series = append(t.Series, o.loadsOverTime(s.name, f.job.For), o.percentiles(s.name))
 		}
-	}
-	b.done(t)
-	return nil
+	})
 }
 
 const commandsMean = "Commands include those called in scripts, but not those that set up a connection; trips are all reads of a " +
@@ -164,31 +178,20 @@ func (b *bench) coldStart(ctx context.Context) error {
 		{Name: "loads/key", Digits: 1}, {Name: "most at once"}, {Name: "beyond the load", Unit: "ms", Digits: 1},
 		{Name: "worst key", Unit: "ms", Digits: 1}, {Name: "commands/key"}, {Name: "errors", Unit: "%", Digits: 2},
 	}}
-	for round := range b.rounds {
-		for _, s := range b.contenders(anyPeer) {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			if s.jitter != 0 {
-				continue // nothing expires
-			}
-			b.progress("%s %d/%d: %s", t.Name, round+1, b.rounds, s.name)
-			o := b.run(ctx, fleet{job: j.of(s), processes: b.processes})
-			worst := 0.0
-			for _, ns := range o.Longest {
-				beyond := (time.Duration(ns) - j.Load).Seconds() * 1000
-				worst = max(worst, beyond)
-				t.Add(s.name, "beyond the load", beyond)
-			}
-			t.Add(s.name, "worst key", worst)
-			t.Add(s.name, "loads/key", float64(len(o.Loads))/float64(j.Keys))
-			t.Add(s.name, "most at once", float64(mostAtOnce(o.Loads)))
-			t.Add(s.name, "commands/key", float64(o.redis.Commands)/float64(j.Keys))
-			t.Add(s.name, "errors", share(o.Failed, o.Gets)*100)
+	return b.contest(ctx, t, b.contenders(anyPeer), func(s subject, _ int) {
+		o := b.run(ctx, fleet{job: j.of(s), processes: b.processes})
+		worst := 0.0
+		for _, ns := range o.Longest {
+			beyond := (time.Duration(ns) - j.Load).Seconds() * 1000
+			worst = max(worst, beyond)
+			t.Add(s.name, "beyond the load", beyond)
 		}
-	}
-	b.done(t)
-	return nil
+		t.Add(s.name, "worst key", worst)
+		t.Add(s.name, "loads/key", float64(len(o.Loads))/float64(j.Keys))
+		t.Add(s.name, "most at once", float64(mostAtOnce(o.Loads)))
+		t.Add(s.name, "commands/key", float64(o.redis.Commands)/float64(j.Keys))
+		t.Add(s.name, "errors", share(o.Failed, o.Gets)*100)
+	})
 }
 
 // killedLoader kills the first process that loads.
@@ -202,28 +205,17 @@ func (b *bench) killedLoader(ctx context.Context) error {
 		"and until the first value is served.", b.processes, b.callers, j.Load), Columns: []Column{
 		{Name: "next load", Unit: "ms"}, {Name: "first value", Unit: "ms"}, {Name: "loads"}, {Name: "errors", Unit: "%", Digits: 2},
 	}}
-	for round := range b.rounds {
-		for _, s := range b.contenders(sharedPeer) {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			if s.jitter != 0 {
-				continue
-			}
-			b.progress("%s %d/%d: %s", t.Name, round+1, b.rounds, s.name)
-			o := b.run(ctx, fleet{job: j.of(s), processes: b.processes, killAfter: 300 * time.Millisecond})
-			if next := nextLoad(o.Loads, o.killed); next >= 0 {
-				t.Add(s.name, "next load", float64(next)/1000)
-			}
-			if o.First > 0 {
-				t.Add(s.name, "first value", float64(o.First-o.killed)/1000)
-			}
-			t.Add(s.name, "loads", float64(len(o.Loads)))
-			t.Add(s.name, "errors", share(o.Failed, o.Gets)*100)
+	return b.contest(ctx, t, b.contenders(sharedPeer), func(s subject, _ int) {
+		o := b.run(ctx, fleet{job: j.of(s), processes: b.processes, killAfter: 300 * time.Millisecond})
+		if next := nextLoad(o.Loads, o.killed); next >= 0 {
+			t.Add(s.name, "next load", float64(next)/1000)
 		}
-	}
-	b.done(t)
-	return nil
+		if o.First > 0 {
+			t.Add(s.name, "first value", float64(o.First-o.killed)/1000)
+		}
+		t.Add(s.name, "loads", float64(len(o.Loads)))
+		t.Add(s.name, "errors", share(o.Failed, o.Gets)*100)
+	})
 }
 
 // nextLoad is how long after a moment the first load ran that had not ended by then; -1 if there was none.

@@ -21,25 +21,14 @@ func wait(ctx context.Context, b *bench) error {
 		{Name: "p50", Unit: "ms", Digits: 2}, {Name: "p99", Unit: "ms", Digits: 2}, {Name: "elsewhere", Unit: "%"},
 		{Name: "commands/key", Digits: 1}, {Name: "trips/key", Digits: 1}, {Name: "errors", Unit: "%", Digits: 2},
 	}}
-	for round := range b.rounds {
-		for _, s := range b.contenders(sharedPeer) {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			if s.jitter != 0 {
-				continue // nothing expires
-			}
-			b.progress("wait %d/%d: %s", round+1, b.rounds, s.name)
-			o := b.run(ctx, fleet{job: j.of(s), processes: 2})
-			keys := int64(j.Keys)
-			t.Add(s.name, "p50", ms(o.warm, 50))
-			t.Add(s.name, "p99", ms(o.warm, 99))
-			t.Add(s.name, "elsewhere", share(o.Relayed, keys)*100)
-			t.Add(s.name, "commands/key", share(o.redis.Commands, keys))
-			t.Add(s.name, "trips/key", share(o.redis.Reads, keys))
-			t.Add(s.name, "errors", share(o.Failed, o.Gets)*100)
-		}
-	}
-	b.done(t)
-	return nil
+	return b.contest(ctx, t, b.contenders(sharedPeer), func(s subject, _ int) {
+		o := b.run(ctx, fleet{job: j.of(s), processes: 2})
+		keys := int64(j.Keys)
+		t.Add(s.name, "p50", ms(o.warm, 50))
+		t.Add(s.name, "p99", ms(o.warm, 99))
+		t.Add(s.name, "elsewhere", share(o.Relayed, keys)*100)
+		t.Add(s.name, "commands/key", share(o.redis.Commands, keys))
+		t.Add(s.name, "trips/key", share(o.redis.Reads, keys))
+		t.Add(s.name, "errors", share(o.Failed, o.Gets)*100)
+	})
 }

@@ -32,6 +32,9 @@ type Settings struct {
 	Entries  int           // what has to fit into L1
 	NoLocal  bool          // no L1, by those of two levels that can do without
 	Redis    string        // "host:port"; those that are Shared need it, the others do not look at it
+
+	// What refill alone looks at: its Jitter, and more than one "host:port" in Redis, with commas, for a Cluster.
+	Jitter float64
 }
 
 // A Cache answers. What it gives is shared and read-only.

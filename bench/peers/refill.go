@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"strings"
 
 	"github.com/redis/go-redis/v9"
 
@@ -21,13 +22,13 @@ var refillJSON = Peer{
 
 type refiller struct {
 	*refill.Loader[*Product]
-	client *redis.Client // nil: no Redis
+	client redis.UniversalClient // nil: no Redis
 }
 
 func openRefill(s Settings, codec refill.Codec) (Cache, error) {
 	var r refiller
 	if s.Redis != "" {
-		r.client = dial(s).Client
+		r.client = redis.NewUniversalClient(&redis.UniversalOptions{Addrs: strings.Split(s.Redis, ","), ContextTimeoutEnabled: true})
 	}
 	c := s.config(r.client)
 	c.Codec = codec
@@ -36,8 +37,8 @@ func openRefill(s Settings, codec refill.Codec) (Cache, error) {
 	return r, err
 }
 
-func (s Settings) config(client *redis.Client) refill.Config {
-	c := refill.Config{TTL: s.TTL, StaleFor: s.StaleFor, LocalEntries: s.Entries}
+func (s Settings) config(client redis.UniversalClient) refill.Config {
+	c := refill.Config{TTL: s.TTL, StaleFor: s.StaleFor, LocalEntries: s.Entries, Jitter: s.Jitter}
 	if s.NoLocal {
 		c.LocalTTL = -1
 	}
