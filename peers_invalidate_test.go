@@ -264,7 +264,14 @@ func TestPeerAnnouncedThoughNotStored(t *testing.T) {
 		})()
 		d := &db{took: 100 * ms}
 		l := fleet(t, 1, d, refill.Config{TTL: time.Hour, Shared: shared})[0]
-		defer behind(t, l, "k")()
+		get(t, l, "k") // only what replaces something, or is waited for, is announced at all
+		refreshed := make(chan error, 1)
+		go func() { refreshed <- l.Refresh(t.Context(), "k") }()
+		defer func() {
+			if err := <-refreshed; err != nil {
+				t.Error(err)
+			}
+		}()
 		time.Sleep(50 * ms)
 		if err := l.Invalidate(t.Context(), "k"); err != nil {
 			t.Fatal(err)
