@@ -142,12 +142,8 @@ func first(keys []string) string {
 	return keys[0]
 }
 
-func (b *breaker) TryLease(ctx context.Context, key, token string, ttl time.Duration, how Ask) (Lease, error) {
-	return through(b, key, func() (Lease, error) { return b.Store.TryLease(ctx, key, token, ttl, how) })
-}
-
-func (b *breaker) Claim(ctx context.Context, key, token, seen string, ttl time.Duration) (Claim, error) {
-	return through(b, key, func() (Claim, error) { return b.Store.Claim(ctx, key, token, seen, ttl) })
+func (b *breaker) Begin(ctx context.Context, bid Bid) (Begun, error) {
+	return through(b, bid.Key, func() (Begun, error) { return b.Store.Begin(ctx, bid) })
 }
 
 func (b *breaker) Publish(ctx context.Context, p Publication) (Published, error) {

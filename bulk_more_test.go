@@ -248,7 +248,7 @@ type leaseCounter struct {
 	leases atomic.Int64
 }
 
-func (s *leaseCounter) TryLease(ctx context.Context, key, token string, ttl time.Duration, how refill.Ask) (refill.Lease, error) {
+func (s *leaseCounter) Begin(ctx context.Context, b refill.Bid) (refill.Begun, error) {
 	s.leases.Add(1)
-	return s.spy.TryLease(ctx, key, token, ttl, how)
+	return s.spy.Begin(ctx, b)
 }

@@ -30,9 +30,11 @@
 //  1. Flight. Otherwise one call per key and process goes on; all callers of the key join it. Each leaves when its own
 //     ctx ends; the flight ends with the last of them.
 //  2. Shared. It reads the store: one plain GET. Fresh: that is the answer. Stale: handed out at once, and the flight goes
-//     on as a refresh. A node that knows that its entry is past its time does not ask.
-//  3. Lease. It takes the refill lock. If another has it, a refresh leaves; a caller without a value waits for the
-//     announcement of the result, or the end of the lease. The winner takes the claim: the right to store.
+//     on as a refresh. A node that knows that its entry is past its time does not ask; nor does one whose looks mostly
+//     find nothing, since the next step finds what is there, too.
+//  3. Lease. It takes the refill lock and the claim, the right to store, unless another value is there than the one it
+//     saw: then that is taken. If another has the lock, a refresh leaves; a caller without a value waits for the
+//     announcement of the result, or the end of the lease.
 //  4. Load. The load function runs, at most MaxLoads at once; the lease is renewed meanwhile.
 //  5. Publish. If the claim is still its own, the record is stored and, if it replaces one or somebody waits, announced,
 //     which wakes every waiter on every node; a small record travels in the announcement itself. If not, an Invalidate or a newer load came between: nothing is

@@ -51,9 +51,10 @@ type call[V any] struct {
 	notes chan Note     // what is announced about the key; wake-ups are hints, so a full box loses nothing
 	hurry chan struct{} // closed when a load is among those who wait: it must not queue behind itself
 
-	begun bool  // its first leg is done, see Loader.begin
-	err   error // what stood in the way there
-	turn  bool  // it has a turn for its first call of the store
+	begun bool     // its first leg is done, see Loader.begin
+	tried *attempt // to load, there
+	err   error    // what stood in the way there
+	turn  bool     // it has a turn for its first call of the store
 
 	// What the flight knows.
 	behind bool      // nobody waits: this is a background refresh
@@ -240,8 +241,18 @@ func (f *flights[V]) start(ctx context.Context, t ticket[V], nested bool) *call[
 func (f *flights[V]) launch(c *call[V]) {
 	go func() {
 		defer f.end(c)
+		roomy(0)
 		f.fly(c)
 	}()
+}
+
+// roomy grows the stack of a new goroutine at once to what a codec and a client need. Growing it by and by, deep down where
+// there is much to move, costs a load as much as half a trip to the store.
+//
+//go:noinline
+func roomy(i int) byte {
+	var room [8 << 10]byte
+	return room[i]
 }
 
 // add registers a call. The caller holds f.mu.
@@ -250,10 +261,13 @@ func (f *flights[V]) add(c *call[V]) {
 	f.running[c] = struct{}{}
 }
 
-// listen lets a flight hear what is announced about its key, and of a caller who is in a hurry.
+// listen lets a flight hear what is announced about its key, and of a caller who is in a hurry. Once is enough.
 func (f *flights[V]) listen(c *call[V]) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if c.notes != nil {
+		return
+	}
 	c.notes, c.hurry = make(chan Note, 4), make(chan struct{})
 	if c.hurried {
 		close(c.hurry)

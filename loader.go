@@ -27,8 +27,9 @@ type Loader[V any] struct {
 	local    *local[V]
 	flights  *flights[V]
 	gather   gather[V]
-	slots    chan struct{}   // one per running load; nil = no limit
-	turns    chan struct{}   // one per call of the store by a flight
+	slots    chan struct{} // one per running load; nil = no limit
+	turns    chan struct{} // one per call of the store by a flight
+	misses   missShare
 	marks    together[marks] // reads of them, for all flights
 	holds    together[struct{}]
 	held     held

@@ -16,49 +16,59 @@ import (
 // The lock is for efficiency; correctness comes from the claim (for a refill) or from the fencing token (for a Lock):
 // a holder that was frozen does not know that its lease is over.
 
-// lease renews one held lease until it is ended or lost.
+// lease is one that is held, until it is ended or lost. Its holder waits for the first renewal to be due, beside whatever else
+// it waits for, and runs keep then: most loads are over before, and a goroutine for nothing would cost an idle process as
+// much as the rest of the load.
 type lease struct {
 	ttl     time.Duration
 	timeout time.Duration // of one renewal
 	renew   func(context.Context) (mine bool, err error)
 
-	until   atomic.Pointer[time.Time] // the lease is proven until then; only the renewer writes it
-	lost    chan struct{}             // closed by the renewer, once
-	stop    context.CancelFunc        // asks the renewer to end, and cuts short a renewal under way
-	stopped chan struct{}             // closed when the renewer has ended
+	until   atomic.Pointer[time.Time] // the lease is proven until then; only keep writes it
+	due     *time.Timer               // for the first renewal
+	renewed bool                      // keep runs, or has run; only the holder uses it
+	lost    chan struct{}             // closed by keep, once
+	ctx     context.Context           // of renewals
+	stop    context.CancelFunc        // asks keep to end, and cuts short a renewal under way
+	stopped chan struct{}             // closed when keep has ended
 }
 
-// hold starts renewing a lease that was asked for at asked: before the request, since nobody knows when the store
-// answered it. (A time.AfterFunc would do without a goroutine until the first renewal, but hundreds of them that fire at once in
-// a testing/synctest bubble crash the race detector of Go 1.26.)
+// hold is a lease that was asked for at asked: before the request, since nobody knows when the store answered it.
 func hold(asked time.Time, ttl, timeout time.Duration, renew func(context.Context) (bool, error)) *lease {
-	ctx, stop := context.WithCancel(context.Background())
 	l := &lease{
 		ttl: ttl, timeout: timeout, renew: renew,
-		lost: make(chan struct{}), stop: stop, stopped: make(chan struct{}),
+		due: time.NewTimer(renewEvery(ttl)), lost: make(chan struct{}), stopped: make(chan struct{}),
 	}
+	l.ctx, l.stop = context.WithCancel(context.Background())
 	until := asked.Add(ttl)
 	l.until.Store(&until)
-	go l.keep(ctx)
 	return l
 }
 
-// keep renews at each third of the lease. A renewal that fails is tried again while the lease is still proven; only
-// "not yours" and the end of the proven time are final, the latter also when the store says nothing at all.
-func (l *lease) keep(ctx context.Context) {
+// renewal is ready once, when keep has to run. A lease that is nil needs none.
+func (l *lease) renewal() <-chan time.Time {
+	if l == nil {
+		return nil
+	}
+	return l.due.C
+}
+
+// keep renews now, and at each further third of the lease. A renewal that fails is tried again while the lease is still
+// proven; only "not yours" and the end of the proven time are final, the latter also when the store says nothing at all.
+func (l *lease) keep() {
 	defer close(l.stopped)
-	timer := time.NewTimer(renewEvery(l.ttl))
+	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		select {
-		case <-ctx.Done():
+		case <-l.ctx.Done():
 			return
 		case <-timer.C:
 		}
-		mine, err := l.renewOnce(ctx)
+		mine, err := l.renewOnce(l.ctx)
 		now := time.Now()
 		switch {
-		case ctx.Err() != nil:
+		case l.ctx.Err() != nil:
 			return
 		case err == nil && mine:
 			timer.Reset(renewEvery(l.ttl))
@@ -84,8 +94,11 @@ func (l *lease) renewOnce(ctx context.Context) (mine bool, err error) {
 
 // end stops the renewal and waits for it, so that nothing lengthens the lease afterwards.
 func (l *lease) end() {
+	l.due.Stop()
 	l.stop()
-	<-l.stopped
+	if l.renewed {
+		<-l.stopped
+	}
 }
 
 func earlier(a, b time.Time) time.Time {
@@ -260,9 +273,14 @@ type Lock struct {
 	err  error // of Release, written within once
 }
 
-// watch ends the lock's context with its lease: with ErrLost, or without a cause after Release.
+// watch renews the lease, and ends the lock's context with it: with ErrLost, or without a cause after Release.
 func (k *Lock) watch() {
-	<-k.lease.stopped
+	select {
+	case <-k.lease.renewal():
+		k.lease.keep()
+	case <-k.lease.ctx.Done():
+		k.lease.due.Stop()
+	}
 	select {
 	case <-k.lease.lost:
 		k.cancel(ErrLost)
@@ -294,8 +312,8 @@ func (k *Lock) Until() time.Time { return *k.lease.until.Load() }
 // if ctx is over, and returns within StoreTimeout.
 func (k *Lock) Release(ctx context.Context) error {
 	k.once.Do(func() {
-		k.lease.end()
-		<-k.ctx.Done()
+		k.lease.stop()
+		<-k.ctx.Done() // watch is over, and keep with it
 		mine, err := k.locker.unlock(k.key, k.token)
 		switch {
 		case err != nil:

@@ -26,13 +26,13 @@ type Memory struct {
 // cell is all that stands under one key.
 type cell struct {
 	value, lease, claim timed
-	waited              timed // somebody waits for the holder of the lease
 }
 
 // timed is something with an end. The zero value is nothing.
 type timed struct {
-	data  string
-	until time.Time
+	data    string
+	until   time.Time
+	awaited bool // of a lease: somebody waits for its holder
 }
 
 // mark is what is known of a tag until then. The zero value is nothing.
@@ -82,7 +82,6 @@ func (m *Memory) act(ctx context.Context, key string, step func(c *cell, now tim
 	c.value.live(now)
 	c.lease.live(now)
 	c.claim.live(now)
-	c.waited.live(now)
 	step(c, now)
 	if *c == (cell{}) {
 		delete(m.cells, key)
@@ -131,41 +130,33 @@ func (m *Memory) GetMany(ctx context.Context, keys ...string) (records [][]byte,
 	return records, nil
 }
 
-// TryLease implements Store.
-func (m *Memory) TryLease(ctx context.Context, key, token string, ttl time.Duration, how Ask) (l Lease, err error) {
-	err = m.act(ctx, key, func(c *cell, now time.Time) {
+// Begin implements Store.
+func (m *Memory) Begin(ctx context.Context, b Bid) (r Begun, err error) {
+	err = m.act(ctx, b.Key, func(c *cell, now time.Time) {
 		failure, failed := strings.CutPrefix(c.lease.data, "!")
 		switch {
-		case c.lease.data == "", c.lease.data == token, failed && how == AskForce:
-			c.lease = timed{token, now.Add(ttl)}
-			l.Won = true
-			return
-		case failed:
-			l.Failure = failure
+		case c.value.data != "" && RecordToken([]byte(c.value.data)) != b.Seen:
+			r.State, r.Record = BeginOther, []byte(c.value.data)
+			if c.lease.data == b.Token && b.Token != "" {
+				c.lease = timed{}
+				m.announce(Note{Kind: NoteReleased, Key: b.Key, Token: b.Token})
+			}
+		case c.lease.data == "", c.lease.data == b.Token, failed && b.Ask == AskForce:
+			r.Now = m.afterMarks(now)
+			if c.lease.data != b.Token { // else it may be known that somebody waits
+				c.lease = timed{data: b.Token, until: now.Add(b.LeaseTTL)}
+			}
+			c.claim = timed{data: b.Token, until: now.Add(b.ClaimTTL)}
 		default:
-			l.Holder = c.lease.data
-		}
-		if how != AskOnce {
-			l.Left = c.lease.until.Sub(now)
-			c.waited = timed{token, now.Add(2 * ttl)}
-		}
-	})
-	return l, err
-}
-
-// Claim implements Store.
-func (m *Memory) Claim(ctx context.Context, key, token, seen string, ttl time.Duration) (r Claim, err error) {
-	err = m.act(ctx, key, func(c *cell, now time.Time) {
-		r.Now = m.afterMarks(now)
-		switch {
-		case c.lease.data != token:
-			r.State = ClaimLost
-		case c.value.data != "" && RecordToken([]byte(c.value.data)) != seen:
-			r.State, r.Record = ClaimOther, []byte(c.value.data)
-			c.lease = timed{}
-			m.announce(Note{Kind: NoteReleased, Key: key, Token: token})
-		default:
-			c.claim = timed{token, now.Add(ttl)}
+			if r.State = BeginHeld; failed {
+				r.Failure = failure
+			} else {
+				r.Holder = c.lease.data
+			}
+			if b.Ask != AskOnce {
+				r.Left = c.lease.until.Sub(now)
+				c.lease.awaited = true
+			}
 		}
 	})
 	return r, err
@@ -191,8 +182,8 @@ func (m *Memory) Publish(ctx context.Context, p Publication) (state Published, e
 			m.release(c, p.Key, p.Token)
 			return
 		}
-		quiet := p.Quiet && c.waited.data == ""
-		*c = cell{value: timed{string(p.Record), now.Add(p.Keep)}}
+		quiet := p.Quiet && c.lease.data == p.Token && !c.lease.awaited
+		*c = cell{value: timed{data: string(p.Record), until: now.Add(p.Keep)}}
 		if quiet {
 			return
 		}
@@ -212,7 +203,7 @@ func (m *Memory) Fail(ctx context.Context, key, token, failure string, ttl time.
 			return
 		}
 		if ttl > 0 && c.lease.data == "" { // another's lease stands: whoever took over tries for himself
-			c.lease = timed{"!" + failure, now.Add(ttl)}
+			c.lease = timed{data: "!" + failure, until: now.Add(ttl)}
 		}
 		m.announce(Note{Kind: NoteFailed, Key: key, Token: token, Failure: failure})
 	})
@@ -456,7 +447,7 @@ func (m *Memory) TryLock(ctx context.Context, key, token string, ttl time.Durati
 			k.fence = m.fence
 			fallthrough
 		case token:
-			k.holder = timed{token, now.Add(ttl)}
+			k.holder = timed{data: token, until: now.Add(ttl)}
 			s.Won, s.Fence = true, k.fence
 		default:
 			s.Left = k.holder.until.Sub(now)

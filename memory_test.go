@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// In a bubble the clock stands still between two calls. All the same a load that is claimed after a mark is not void, and
-// one that was claimed before is.
-func TestMemoryClaimsAndMarksInABubble(t *testing.T) {
+// In a bubble the clock stands still between two calls. All the same a load that begins after a mark is not void, and
+// one that began before is.
+func TestMemoryBeginsAndMarksInABubble(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, ctx := NewMemory(), t.Context()
 		const key, tag = "thing:1", "thing:red"
@@ -27,18 +27,15 @@ func TestMemoryClaimsAndMarksInABubble(t *testing.T) {
 					last = states[0].Expired
 				}
 				token := fmt.Sprint("a#", i)
-				if l, err := m.TryLease(ctx, key, token, time.Minute, AskOnce); err != nil || !l.Won {
-					t.Fatal(l, err)
-				}
-				c, err := m.Claim(ctx, key, token, "", time.Minute)
-				if err != nil || micros(c.Now) <= micros(last) {
-					t.Errorf("claimed at %v, %v, after a mark of %v", c.Now, err, last)
+				r, err := m.Begin(ctx, Bid{Key: key, Token: token, LeaseTTL: time.Minute, ClaimTTL: time.Minute})
+				if err != nil || r.State != BeginTaken || micros(r.Now) <= micros(last) {
+					t.Errorf("begun: %+v, %v, after a mark of %v", r, err, last)
 				}
 				if err := m.InvalidateTags(ctx, "a#1", time.Minute, tag); err != nil {
 					t.Fatal(err)
 				}
-				if states, _ = m.Tags(ctx, tag); states[0].Invalidated.Before(c.Now) {
-					t.Errorf("invalidated at %v, after a claim at %v", states[0].Invalidated, c.Now)
+				if states, _ = m.Tags(ctx, tag); states[0].Invalidated.Before(r.Now) {
+					t.Errorf("invalidated at %v, after a load that began at %v", states[0].Invalidated, r.Now)
 				}
 				if err := m.Release(ctx, key, token); err != nil {
 					t.Fatal(err)

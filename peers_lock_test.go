@@ -50,14 +50,9 @@ func (s *tap) did(ctx context.Context, step string, err error) error {
 	return after(ctx, step)
 }
 
-func (s *tap) TryLease(ctx context.Context, key, token string, ttl time.Duration, how refill.Ask) (refill.Lease, error) {
-	l, err := s.Store.TryLease(ctx, key, token, ttl, how)
-	return l, s.did(ctx, "lease", err)
-}
-
-func (s *tap) Claim(ctx context.Context, key, token, seen string, ttl time.Duration) (refill.Claim, error) {
-	c, err := s.Store.Claim(ctx, key, token, seen, ttl)
-	return c, s.did(ctx, "claim", err)
+func (s *tap) Begin(ctx context.Context, b refill.Bid) (refill.Begun, error) {
+	r, err := s.Store.Begin(ctx, b)
+	return r, s.did(ctx, "begin", err)
 }
 
 func (s *tap) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
@@ -93,9 +88,9 @@ func never(t *testing.T) func(context.Context, string) (string, error) {
 // nobodyHas fails the test when somebody holds the refill lock of thing:key, or has left a back-off there.
 func nobodyHas(t *testing.T, shared refill.Store, key string) {
 	t.Helper()
-	lease, err := shared.TryLease(t.Context(), "thing:"+key, "outsider#1", time.Second, refill.AskLeft)
-	if err != nil || !lease.Won {
-		t.Errorf("%+v, %v: the refill lock of %q is not free", lease, err, key)
+	r, err := shared.Begin(t.Context(), bid(t, shared, "thing:"+key, "outsider#1"))
+	if err != nil || r.State != refill.BeginTaken {
+		t.Errorf("%+v, %v: the refill lock of %q is not free", r, err, key)
 	}
 	if err := shared.Release(t.Context(), "thing:"+key, "outsider#1"); err != nil {
 		t.Error(err)
@@ -105,7 +100,7 @@ func nobodyHas(t *testing.T, shared refill.Store, key string) {
 // rockscache sets its lock without an end, as do Laravel's flexible() (0 s by default), dogpile.cache (#261) and Spring's
 // ~lock (#2598): after a crash the key is locked for ever. Here a node dies after each step of a fill.
 func TestPeerLockWithoutAnEnd(t *testing.T) {
-	for _, step := range []string{"lease", "claim", "renew", "publish"} {
+	for _, step := range []string{"begin", "renew", "publish"} {
 		t.Run("dies after "+step, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				shared := refill.NewMemory()
@@ -184,25 +179,23 @@ func TestPeerOneOwnerPerProcess(t *testing.T) {
 
 // rueidis#1010: the caller gives up while its command is still on its way; the lock is taken all the same, by nobody.
 func TestPeerAcquireCancelledOnItsWay(t *testing.T) {
-	for _, step := range []string{"lease", "claim"} {
-		t.Run("Loader, "+step, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				shared := refill.NewMemory()
-				way := &tap{Store: shared}
-				way.on(func(ctx context.Context, did string) error {
-					if did != step {
-						return nil
-					}
-					<-ctx.Done()
-					return ctx.Err()
-				})
-				l := node(t, says("v", 0), refill.Config{TTL: time.Hour, Shared: way})
-				get(t, l, "k") // loads on its own
-				synctest.Wait()
-				nobodyHas(t, shared, "k")
+	t.Run("Loader", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			shared := refill.NewMemory()
+			way := &tap{Store: shared}
+			way.on(func(ctx context.Context, did string) error {
+				if did != "begin" {
+					return nil
+				}
+				<-ctx.Done()
+				return ctx.Err()
 			})
+			l := node(t, says("v", 0), refill.Config{TTL: time.Hour, Shared: way})
+			get(t, l, "k") // loads on its own
+			synctest.Wait()
+			nobodyHas(t, shared, "k")
 		})
-	}
+	})
 	t.Run("Locker", func(t *testing.T) {
 		bubble(t, func(t *testing.T) {
 			f := &flaky{LockDriver: refill.NewMemory()}

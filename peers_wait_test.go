@@ -438,7 +438,7 @@ func TestPeerMissBesideTheEndOfAFlight(t *testing.T) {
 // FusionCache had to say it: an error of the lock is no error of the data. Whatever of the store fails, the caller gets a
 // value.
 func TestPeerErrorOfTheLock(t *testing.T) {
-	for _, step := range []string{"lease", "claim", "renew", "publish"} {
+	for _, step := range []string{"begin", "renew", "publish"} {
 		t.Run(step, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				way := &tap{Store: refill.NewMemory()}

@@ -580,15 +580,8 @@ func TestCodecPanic(t *testing.T) {
 func foreign(t *testing.T, shared refill.Store, key string, record []byte) {
 	t.Helper()
 	ctx := t.Context()
-	if lease, err := shared.TryLease(ctx, key, "x#1", time.Second, refill.AskOnce); err != nil || !lease.Won {
-		t.Fatal(lease, err)
-	}
-	b, err := shared.Get(ctx, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if c, err := shared.Claim(ctx, key, "x#1", refill.RecordToken(b), time.Second); err != nil || c.State != refill.ClaimTaken {
-		t.Fatal(c, err)
+	if r, err := shared.Begin(ctx, bid(t, shared, key, "x#1")); err != nil || r.State != refill.BeginTaken {
+		t.Fatal(r, err)
 	}
 	if _, err := shared.Publish(ctx, refill.Publication{Key: key, Token: "x#1", Record: record, Keep: time.Hour}); err != nil {
 		t.Fatal(err)

@@ -19,11 +19,9 @@ func TestCallerJoinsARefreshThatLost(t *testing.T) {
 		}
 		defer l.Close()
 		const key, other = "thing:k", "other#1"
-		if lease, err := shared.TryLease(ctx, key, other, time.Minute, AskOnce); err != nil || !lease.Won {
-			t.Fatal(lease, err)
-		}
-		if c, err := shared.Claim(ctx, key, other, "", time.Minute); err != nil || c.State != ClaimTaken {
-			t.Fatal(c, err)
+		b := Bid{Key: key, Token: other, LeaseTTL: time.Minute, ClaimTTL: time.Minute}
+		if r, err := shared.Begin(ctx, b); err != nil || r.State != BeginTaken {
+			t.Fatal(r, err)
 		}
 		refresh, err := l.flights.join(ctx, ticket[string]{key: "k", given: "k", load: l.load, ask: AskOnce, behind: true})
 		if err != nil {

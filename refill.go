@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"runtime/debug"
 	"slices"
+	"sync/atomic"
 	"time"
 )
 
@@ -62,14 +63,55 @@ func (l *Loader[V]) begin(ctx context.Context, c *call[V]) {
 	done, c.err = l.approach(c)
 }
 
-// approach is the first leg: what L1 knows, and a look at the store.
+// approach is the first leg: what L1 knows, and a look at the store. Where most looks find nothing, it bids right away:
+// that finds what a look would have found, and spares a trip otherwise.
 func (l *Loader[V]) approach(c *call[V]) (done bool, err error) {
 	look, done, err := l.recall(c)
-	if look && err == nil {
-		return l.look(c)
+	if !look || err != nil {
+		return done, err
 	}
+	if free := l.slotAtOnce(c); free == nil {
+		done, err = l.look(c)
+	} else {
+		l.flights.listen(c) // before somebody else can have the lease
+		if c.tried, err = l.try(c, free); err == nil && c.tried.got.State == BeginOther {
+			_, done, err = l.heed(c, c.tried)
+			c.tried = nil
+		}
+	}
+	l.misses.note(err == nil && c.seen == "")
 	return done, err
 }
+
+// slotAtOnce is a place among the MaxLoads for whom it pays to bid without a look, and who need not wait for one; or nil.
+func (l *Loader[V]) slotAtOnce(c *call[V]) (free func()) {
+	if c.ask != AskLeft || c.group != nil || c.load == nil || !l.misses.likely() {
+		return nil
+	}
+	free, _, _ = l.slot(c, nil, passed)
+	return free
+}
+
+// passed is a timer that is over.
+var passed = func() <-chan time.Time {
+	c := make(chan time.Time)
+	close(c)
+	return c
+}()
+
+// missShare is the share of first looks at the store that found nothing, of late.
+type missShare struct{ average atomic.Int32 } // of 1<<20, over some 32 looks
+
+func (m *missShare) note(miss bool) {
+	now, was := int32(0), m.average.Load()
+	if miss {
+		now = 1 << 20
+	}
+	m.average.Store(was + (now-was)/32) // two at once may lose one: it is a guess anyway
+}
+
+// likely says that an attempt is cheaper than a look: a script that finds a value costs 1.6 GETs, a look in vain one.
+func (m *missShare) likely() bool { return m.average.Load() > 1<<19 }
 
 // refill finds the value of a key that L1 could not answer, and settles c with it. It returns nil when that is done, or
 // when a background refresh has nothing to do; a *storeError when the store did not answer; errMark when the value must not
@@ -78,6 +120,9 @@ func (l *Loader[V]) refill(c *call[V]) error {
 	look, done, err := false, false, c.err
 	if !c.begun {
 		done, err = l.approach(c)
+	}
+	if c.tried != nil && err == nil {
+		look, done, err = l.heed(c, c.tried)
 	}
 	for !done && err == nil {
 		if look {
@@ -105,18 +150,58 @@ func (l *Loader[V]) compete(c *call[V]) (look, done bool, err error) {
 		return l.react(c, *note)
 	}
 	c.drain()
-	c.sighted = true // what its group has read is from before
-	c.at = l.local.note(c.key)
-	token, asked := l.node.token(), time.Now()
-	lease, err := l.tryLease(c, token)
-	if err == nil && lease.Won {
-		return l.lead(c, token, asked, free)
-	}
-	free()
+	t, err := l.try(c, free)
 	if err != nil {
 		return false, false, err
 	}
-	return l.follow(c, lease)
+	return l.heed(c, t)
+}
+
+// attempt is a try to become the one who loads.
+type attempt struct {
+	token string
+	asked time.Time
+	free  func() // the slot to load in
+	got   Begun
+}
+
+// try asks the store for the refill lock, and for the right to store what will be loaded. The lock is for efficiency;
+// correctness comes from the claim. An attempt that succeeds owns free.
+func (l *Loader[V]) try(c *call[V], free func()) (t *attempt, err error) {
+	c.sighted = true // what its group has read is from before
+	c.at = l.local.note(c.key)
+	t = &attempt{token: l.node.token(), asked: time.Now(), free: free}
+	ctx, cancel := l.storeCtx(c)
+	defer cancel()
+	t.got, err = l.store.Begin(ctx, Bid{
+		Key: l.full(c.key), Token: t.token, Seen: c.seen,
+		LeaseTTL: l.cfg.LockTTL, ClaimTTL: l.cfg.LoadTimeout + l.cfg.LockTTL, Ask: c.ask,
+	})
+	if err != nil {
+		l.giveBack(c, t.token) // the store may have taken it all the same
+		err = &storeError{err}
+	}
+	if err != nil || t.got.State != BeginTaken {
+		free()
+	}
+	return t, err
+}
+
+// heed does what an attempt has shown is to be done: load, take the value that is there, or wait.
+func (l *Loader[V]) heed(c *call[V], t *attempt) (look, done bool, err error) {
+	switch t.got.State {
+	case BeginOther:
+		done, err := l.take(c, sighting{record: t.got.Record, at: c.at}, EventShared)
+		return false, done, err
+	case BeginHeld:
+		return l.follow(c, t.got)
+	}
+	if cause := context.Cause(c.ctx); cause != nil { // everybody left meanwhile
+		t.free()
+		l.release(c, t.token)
+		return false, false, cause
+	}
+	return false, true, l.fill(c, t)
 }
 
 // recall begins with what L1 knows. look says that the store has to be asked: it need not be by a node that knows that its
@@ -272,20 +357,8 @@ func (l *Loader[V]) slot(c *call[V], notes <-chan Note, impatient <-chan time.Ti
 	}
 }
 
-// tryLease takes the refill lock. The lock is for efficiency; correctness comes from the claim.
-func (l *Loader[V]) tryLease(c *call[V], token string) (Lease, error) {
-	ctx, cancel := l.storeCtx(c)
-	defer cancel()
-	lease, err := l.store.TryLease(ctx, l.full(c.key), token, l.cfg.LockTTL, c.ask)
-	if err != nil {
-		l.giveBack(c, token) // the store may have given it all the same
-		return lease, &storeError{err}
-	}
-	return lease, nil
-}
-
 // follow is what a flight does that did not get the lease: somebody has it, or a failed load has left a back-off there.
-func (l *Loader[V]) follow(c *call[V], lease Lease) (look, done bool, err error) {
+func (l *Loader[V]) follow(c *call[V], lease Begun) (look, done bool, err error) {
 	switch {
 	case lease.Holder == "" && tooLong(lease.Left, l.cfg.MaxErrorTTL):
 		c.ask = AskForce
@@ -331,39 +404,13 @@ func (l *Loader[V]) react(c *call[V], n Note) (look, done bool, err error) {
 	return n.Kind == NoteFilled, false, nil
 }
 
-// lead takes the claim with the lease in hand, and loads. It owns free.
-func (l *Loader[V]) lead(c *call[V], token string, asked time.Time, free func()) (look, done bool, err error) {
-	if cause := context.Cause(c.ctx); cause != nil { // everybody left while the lease was on its way
-		free()
-		l.release(c, token)
-		return false, false, cause
-	}
-	ctx, cancel := l.storeCtx(c)
-	claim, err := l.store.Claim(ctx, l.full(c.key), token, c.seen, l.cfg.LoadTimeout+l.cfg.LockTTL)
-	cancel()
-	switch {
-	case err != nil:
-		free()
-		l.giveBack(c, token)
-		return false, false, &storeError{err}
-	case claim.State == ClaimLost: // it ran out, or was voided, before the claim: something happened to the value
-		free()
-		return true, false, nil
-	case claim.State == ClaimOther: // somebody published between our look and our lease
-		free()
-		done, err := l.take(c, sighting{record: claim.Record, at: c.at}, EventShared)
-		return false, done, err
-	}
-	return false, true, l.fill(c, token, asked, claim.Now, free)
-}
-
-// fill loads under the lease and publishes. It owns free.
-func (l *Loader[V]) fill(c *call[V], token string, asked, began time.Time, free func()) error {
-	full := l.full(c.key)
-	lease := hold(asked, l.cfg.LockTTL, l.cfg.StoreTimeout, func(ctx context.Context) (bool, error) {
+// fill loads under the lease and publishes.
+func (l *Loader[V]) fill(c *call[V], t *attempt) error {
+	full, token, began := l.full(c.key), t.token, t.got.Now
+	lease := hold(t.asked, l.cfg.LockTTL, l.cfg.StoreTimeout, func(ctx context.Context) (bool, error) {
 		return l.store.Renew(ctx, full, token, l.cfg.LockTTL)
 	})
-	r := l.run(c, free)
+	r := l.run(c, t.free, lease)
 	lease.end()
 	select {
 	case <-lease.lost:
@@ -454,13 +501,21 @@ func (l *Loader[V]) leaveFailure(c *call[V], token string, e *LoadError) {
 func (l *Loader[V]) release(c *call[V], token string) {
 	ctx, cancel := l.storeCtx(c)
 	defer cancel()
-	if err := l.store.Release(ctx, l.full(c.key), token); err != nil {
-		l.emit(Event{Kind: EventStoreError, Key: c.key, Err: err})
-	}
+	l.letGo(ctx, c.key, token)
 }
 
 func (l *Loader[V]) giveBack(c *call[V], token string) {
-	l.later.Go(func() { l.release(c, token) })
+	l.later.Go(func() {
+		ctx, cancel := context.WithTimeout(c.values, l.cfg.StoreTimeout)
+		defer cancel()
+		l.letGo(ctx, c.key, token)
+	})
+}
+
+func (l *Loader[V]) letGo(ctx context.Context, key, token string) {
+	if err := l.store.Release(ctx, l.full(key), token); err != nil {
+		l.emit(Event{Kind: EventStoreError, Key: key, Err: err})
+	}
 }
 
 // alone is what a flight does without the store: serve what L1 still has, else load for this process, within MaxLoads and,
@@ -501,7 +556,7 @@ func (l *Loader[V]) pass(c *call[V]) error {
 // loadAlone loads without a lease, for this process, and keeps the value in L1 if it may. It owns free.
 func (l *Loader[V]) loadAlone(c *call[V], free func(), keep bool) error {
 	began := l.store.Now()
-	r := l.run(c, free)
+	r := l.run(c, free, nil)
 	if r.failed() {
 		if cause := context.Cause(c.ctx); cause != nil {
 			return cause
@@ -577,8 +632,9 @@ type loaded[V any] struct {
 func (r *loaded[V]) failed() bool { return r.err != nil && !errors.Is(r.err, ErrNotFound) }
 
 // run calls the load function on a goroutine of its own, so that neither a panic nor a function that does not heed its ctx
-// harms more than this flight. It owns free: the slot is free when the function has returned.
-func (l *Loader[V]) run(c *call[V], free func()) loaded[V] {
+// harms more than this flight. It owns free: the slot is free when the function has returned. lease is nil for a load
+// without one.
+func (l *Loader[V]) run(c *call[V], free func(), lease *lease) loaded[V] {
 	fill := &Fill{loader: l, key: c.key, given: c.given, outer: outerFill(c.ctx)}
 	if old := c.old; old != nil && old.err == nil {
 		fill.previous = old.value
@@ -594,16 +650,7 @@ func (l *Loader[V]) run(c *call[V], free func()) loaded[V] {
 		defer free()
 		protect(ctx, c, done)
 	}()
-	var r loaded[V]
-	select {
-	case r = <-done:
-	case <-ctx.Done():
-		select {
-		case r = <-done: // both at once: a value is worth more than an error
-		default:
-			r.err = context.Cause(ctx)
-		}
-	}
+	r := ended(ctx, done, lease)
 	if r.failed() && errors.Is(context.Cause(ctx), errLoadTimeout) {
 		r.err = errLoadTimeout
 	}
@@ -617,6 +664,26 @@ func (l *Loader[V]) run(c *call[V], free func()) loaded[V] {
 	}
 	l.emit(Event{Kind: kind, Key: c.key, Took: r.took, Err: r.err})
 	return r
+}
+
+// ended waits for the end of a load, or of its ctx, and has the lease renewed meanwhile.
+func ended[V any](ctx context.Context, done <-chan loaded[V], lease *lease) loaded[V] {
+	for {
+		select {
+		case r := <-done:
+			return r
+		case <-lease.renewal():
+			lease.renewed = true
+			go lease.keep()
+		case <-ctx.Done():
+			select {
+			case r := <-done: // both at once: a value is worth more than an error
+				return r
+			default:
+				return loaded[V]{err: context.Cause(ctx)}
+			}
+		}
+	}
 }
 
 var errGoexit = errors.New("refill: the load function ended its goroutine")

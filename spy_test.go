@@ -29,7 +29,7 @@ type spy struct {
 	hear     func(refill.Note)
 	held     []refill.Note // announcements on their way, while hold is set
 	hold     bool
-	keys     []string // of all Gets and claims
+	keys     []string // of all Gets, and of all Begins that were not too late
 	afterGet func()   // runs when a Get has its reply and has not returned yet
 }
 
@@ -101,21 +101,30 @@ func (s *spy) Get(ctx context.Context, key string) ([]byte, error) {
 	return record, err
 }
 
-func (s *spy) TryLease(ctx context.Context, key, token string, ttl time.Duration, how refill.Ask) (refill.Lease, error) {
+func (s *spy) Begin(ctx context.Context, b refill.Bid) (refill.Begun, error) {
 	if err := s.call(ctx); err != nil {
-		return refill.Lease{}, err
+		return refill.Begun{}, err
 	}
-	return s.Store.TryLease(ctx, key, token, ttl, how)
+	r, err := s.Store.Begin(ctx, b)
+	if err == nil && r.State != refill.BeginHeld {
+		s.mu.Lock()
+		s.keys = append(s.keys, b.Key)
+		s.mu.Unlock()
+	}
+	return r, err
 }
 
-func (s *spy) Claim(ctx context.Context, key, token, seen string, ttl time.Duration) (refill.Claim, error) {
-	if err := s.call(ctx); err != nil {
-		return refill.Claim{}, err
+// bid is what an outsider says who will wait for the refill lock of key, and has seen the record that is there.
+func bid(t *testing.T, shared refill.Store, key, token string) refill.Bid {
+	t.Helper()
+	record, err := shared.Get(t.Context(), key)
+	if err != nil {
+		t.Error(err)
 	}
-	s.mu.Lock()
-	s.keys = append(s.keys, key)
-	s.mu.Unlock()
-	return s.Store.Claim(ctx, key, token, seen, ttl)
+	return refill.Bid{
+		Key: key, Token: token, Seen: refill.RecordToken(record),
+		LeaseTTL: time.Second, ClaimTTL: time.Second, Ask: refill.AskLeft,
+	}
 }
 
 func (s *spy) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {

@@ -17,8 +17,8 @@ import (
 //   - the value: a record as the Loader encoded it. A Store reads two things of it, see [RecordToken] and
 //     [ExpireRecord], and nothing else.
 //   - the lease (the refill lock): who loads. It is for efficiency; it ends by itself.
-//   - the claim: whose load may be stored. Correctness comes from the claim. It is taken after the lease and
-//     before the load begins, and whatever voids a load (Invalidate, Expire, another's claim) takes it away.
+//   - the claim: whose load may be stored. Correctness comes from the claim. It is taken with the lease, before the load
+//     begins; it outlives the lease; and whatever voids a load (Invalidate, Expire, another's claim) takes it away.
 //
 // Values may carry tags, so that a group of them can be voided without knowing its keys. A tag is "name:tag", and what the
 // store knows of it, its mark, is two moments by the store's clock: see [TagState]. A tag is not a key: the same text may be
@@ -40,16 +40,9 @@ type Store interface {
 	// there twice. If any of them cannot be read, the whole call is an error.
 	GetMany(ctx context.Context, keys ...string) (records [][]byte, err error)
 
-	// TryLease takes the lease for ttl if it is free, or says who has it; with AskLeft and AskForce it notes for ttl at
-	// least, before it says so, that somebody waits (see Publication.Quiet). An own token found under the key counts as
-	// won: the reply to an earlier try was lost. A lease without an end, or of a foreign type, counts
-	// as free when how is AskLeft or AskForce; so may one that lives far longer than any is given.
-	TryLease(ctx context.Context, key, token string, ttl time.Duration, how Ask) (Lease, error)
-
-	// Claim takes the claim for ttl, if the lease is still the token's and the value is either absent or the
-	// record whose token is seen. Otherwise it gives the lease back (announcing released) and returns the record
-	// that is there instead.
-	Claim(ctx context.Context, key, token, seen string, ttl time.Duration) (Claim, error)
+	// Begin begins a fill: it takes lease and claim in one act, unless there is another record than the one that was seen
+	// (BeginOther), or somebody else has the lease (BeginHeld); see [Bid] and [Begun].
+	Begin(ctx context.Context, b Bid) (Begun, error)
 
 	// Renew lets the lease live for ttl from now, if lease and claim are both the token's. It never creates one.
 	Renew(ctx context.Context, key, token string, ttl time.Duration) (mine bool, err error)
@@ -102,7 +95,7 @@ type Store interface {
 	// been. hear must not block. stop ends it and returns when hear runs no more; it must not be called from hear.
 	Listen(name string, hear func(Note)) (stop func())
 
-	// Now is the store's clock, the one that Claim reads, as well as this process knows it without asking. It
+	// Now is the store's clock, the one that Begin reads, as well as this process knows it without asking. It
 	// follows the monotonic clock of the process.
 	Now() time.Time
 
@@ -110,39 +103,59 @@ type Store interface {
 	Check() error
 }
 
-// Ask says how much TryLease finds out about a lease that somebody else has.
+// Bid is what a fill says of itself to [Store.Begin].
+type Bid struct {
+	Key   string
+	Token string // of the fill
+	Seen  string // token of the record that the fill found, empty for none and for one that cannot be read
+
+	LeaseTTL, ClaimTTL time.Duration
+
+	Ask Ask
+}
+
+// Ask says what [Store.Begin] does about a lease that somebody else has.
 type Ask uint8
 
 // How to ask for a lease.
 const (
-	AskOnce  Ask = iota // who has it: for a refresh, which leaves if somebody does
-	AskLeft             // and for how long: for a caller that will wait for it
-	AskForce            // as AskLeft, and a back-off counts as free: for Refresh
+	// AskOnce is for a refresh, which leaves if somebody else has the lease. All that it is told is who. The lease may be
+	// taken a moment before the rest is looked at, if that is cheaper for the many who lose.
+	AskOnce Ask = iota
+	// AskLeft is for a caller that will wait. The store notes so before it answers, for as long as that lease lives (see
+	// Publication.Quiet), and says how long that is. A lease without an end or of a foreign type counts as free; so may one
+	// that lives far longer than any is given.
+	AskLeft
+	// AskForce is AskLeft for Refresh: a back-off counts as free, too.
+	AskForce
 )
 
-// Lease is the answer of [Store.TryLease].
-type Lease struct {
-	Won     bool
-	Holder  string        // token of the fill that has it, empty after a failure
-	Failure string        // what Fail left there, when the lease is a back-off
-	Left    time.Duration // life left of the lease or back-off; 0 = not asked for
+// Begun is the answer of [Store.Begin].
+type Begun struct {
+	State BeginState
+
+	Now time.Time // BeginTaken: the store's clock, when the load begins
+
+	Record []byte // BeginOther: the record that is there
+
+	Holder  string        // BeginHeld: token of the fill that has the lease, empty after a failure
+	Failure string        // BeginHeld: what Fail left there, when the lease is a back-off
+	Left    time.Duration // BeginHeld: life left of the lease or back-off; 0 = not asked for
 }
 
-// Claim is the answer of [Store.Claim].
-type Claim struct {
-	State  ClaimState
-	Record []byte    // with ClaimOther
-	Now    time.Time // the store's clock at the claim: when the load began
-}
+// BeginState says what became of a [Bid].
+type BeginState uint8
 
-// ClaimState says what became of a claim.
-type ClaimState uint8
-
-// What becomes of a claim.
+// What becomes of a Bid.
 const (
-	ClaimTaken ClaimState = iota // load now
-	ClaimOther                   // another record than the one seen is there; the lease was given back
-	ClaimLost                    // the lease is not the token's any more
+	// BeginTaken: lease and claim are the token's, load now. An own token found in the lease counts as free: the reply to
+	// an earlier try was lost.
+	BeginTaken BeginState = iota
+	// BeginOther: the value is another record than the one seen, and was looked at before the lease. A lease that the token
+	// has all the same was freed, which was announced as released.
+	BeginOther
+	// BeginHeld: somebody else has the lease.
+	BeginHeld
 )
 
 // Publication is what [Store.Publish] stores and announces.
@@ -153,8 +166,9 @@ type Publication struct {
 	Record   []byte        // not kept or changed after the call
 	Keep     time.Duration // how long the store keeps it, at least 1 s
 
-	// Quiet says that nobody has to hear of it unless somebody waits: the store may leave the announcement out where no
-	// TryLease has noted that since the lease was taken. Else every load of a rare key would be told to the whole fleet.
+	// Quiet says that nobody has to hear of it unless somebody waits: the store may leave the announcement out if the
+	// token's lease is still there and no Begin has noted that somebody waits for it. Else every load of a rare key would be
+	// told to the whole fleet.
 	Quiet bool
 }
 

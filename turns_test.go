@@ -37,11 +37,11 @@ func (s *pooled) Get(ctx context.Context, key string) ([]byte, error) {
 	return s.Store.Get(ctx, key)
 }
 
-func (s *pooled) Claim(ctx context.Context, key, token, seen string, ttl time.Duration) (refill.Claim, error) {
+func (s *pooled) Begin(ctx context.Context, b refill.Bid) (refill.Begun, error) {
 	if err := s.call(ctx); err != nil {
-		return refill.Claim{}, err
+		return refill.Begun{}, err
 	}
-	return s.Store.Claim(ctx, key, token, seen, ttl)
+	return s.Store.Begin(ctx, b)
 }
 
 // A queue for connections is no outage: a thousand Gets of cold keys at once are answered one after the other, and the

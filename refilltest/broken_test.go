@@ -37,7 +37,7 @@ type node struct {
 	id string
 }
 
-type brokenCell struct{ value, lease, claim, wait *slot }
+type brokenCell struct{ value, lease, claim *slot }
 
 // slot is something that may be there, with an end or without, and may be of a foreign type.
 type slot struct {
@@ -45,6 +45,7 @@ type slot struct {
 	until   time.Time
 	endless bool
 	garbled bool
+	awaited bool   // of a lease: somebody waits
 	shared  []byte // flaw get-shares
 }
 
@@ -149,11 +150,11 @@ func (p *place) cell(key string) *brokenCell {
 	case p.is("keys-trim"):
 		key = strings.TrimSpace(key)
 	case p.is("keys-suffix") && strings.HasSuffix(key, ":lease"):
-		return &brokenCell{p.cell(strings.TrimSuffix(key, ":lease")).lease, new(slot), new(slot), new(slot)}
+		return &brokenCell{p.cell(strings.TrimSuffix(key, ":lease")).lease, new(slot), new(slot)}
 	}
 	c := p.cells[key]
 	if c == nil {
-		c = &brokenCell{new(slot), new(slot), new(slot), new(slot)}
+		c = &brokenCell{new(slot), new(slot), new(slot)}
 		p.cells[key] = c
 	}
 	return c
@@ -167,7 +168,7 @@ func (p *place) act(ctx context.Context, key string, step func(c *brokenCell, no
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c, now := p.cell(key), time.Now()
-	for _, s := range []*slot{c.value, c.lease, c.claim, c.wait} {
+	for _, s := range []*slot{c.value, c.lease, c.claim} {
 		forever := s.endless || p.is("lease-endless") && s == c.lease || p.is("claim-endless") && s == c.claim ||
 			p.is("keep-endless") && s == c.value || p.is("fail-endless") && strings.HasPrefix(s.data, "!")
 		if !forever && !now.Before(s.until) {
@@ -214,114 +215,9 @@ func (n *node) Get(ctx context.Context, key string) (record []byte, err error) {
 	return record, errors.Join(err, actErr)
 }
 
-func (n *node) TryLease(ctx context.Context, key, token string, ttl time.Duration, how refill.Ask) (l refill.Lease, err error) {
-	actErr := n.act(ctx, key, func(c *brokenCell, now time.Time) {
-		was := *c.lease
-		n.gap("race-lease")
-		failure, failed := strings.CutPrefix(was.data, "!")
-		endless := was.endless && how != refill.AskOnce
-		switch {
-		case was.garbled && n.is("garbled-lease-error"):
-			err = errGarbled
-			return
-		case was.data == "", was.data == token && !n.is("own-token-lost"),
-			failed && how == refill.AskForce && !n.is("force-ignored"),
-			failed && n.is("back-off-ignored"),
-			how == refill.AskForce && n.is("force-steals"),
-			endless && !n.is("endless-lease-held"),
-			n.is("lease-shared"), n.is("lease-per-node") && !strings.HasPrefix(was.data, n.id):
-			*c.lease = slot{data: token, until: now.Add(ttl)}
-			if n.is("own-token-once") && was.data == token {
-				*c.lease = slot{}
-			}
-			l.Won = true
-			return
-		case failed:
-			l.Failure = failure
-			if n.is("back-off-holder") {
-				l.Holder = was.data
-			}
-		case !n.is("holder-unknown"):
-			l.Holder = was.data
-		}
-		switch {
-		case how == refill.AskOnce, n.is("left-missing"), n.is("left-not-forced") && how == refill.AskForce:
-		case n.is("left-unit"):
-			l.Left = was.until.Sub(now) / 1000
-		case n.is("left-of-asker"):
-			l.Left = ttl
-		default:
-			l.Left = was.until.Sub(now)
-		}
-		if how != refill.AskOnce && !n.is("wait-unknown") && !(how == refill.AskForce && n.is("wait-not-forced")) {
-			*c.wait = slot{data: token, until: now.Add(2 * ttl)}
-		}
-	})
-	return l, errors.Join(err, actErr)
-}
-
-func (n *node) Claim(ctx context.Context, key, token, seen string, ttl time.Duration) (r refill.Claim, err error) {
-	actErr := n.act(ctx, key, func(c *brokenCell, now time.Time) {
-		r.Now = now
-		if n.is("claim-clock-back") && n.id == "b" {
-			r.Now = now.Add(-50 * time.Millisecond)
-		}
-		there := refill.RecordToken([]byte(c.value.data))
-		lost, other := c.lease.data != token, c.value.data != "" && !c.value.garbled && there != seen
-		switch {
-		case n.is("claim-without-lease"):
-			lost = false
-		case n.is("claim-refuses-any"):
-			other = c.value.data != ""
-		case n.is("claim-unseen"):
-			other = false
-		case n.is("claim-seen-prefix"):
-			other = other && !strings.HasPrefix(seen, there)
-		case n.is("claim-foreign"):
-			other = other || c.value.data != "" && there == ""
-		case n.is("claim-foreign-error") && strings.HasPrefix(c.value.data, "RF1") && there == "":
-			err = errGarbled
-			return
-		case n.is("claim-absent-other"):
-			other = other || c.value.data == "" && seen != ""
-		case n.is("foreign-claim-error") && c.claim.endless:
-			err = errGarbled
-			return
-		}
-		switch {
-		case lost:
-			r.State = refill.ClaimLost
-			if n.is("claim-lost-frees") {
-				*c.lease = slot{}
-			}
-		case other:
-			r.State, r.Record = refill.ClaimOther, []byte(c.value.data)
-			n.otherThere(c, &r, key, token)
-		default:
-			if !n.is("claim-first-stays") || c.claim.data == "" {
-				*c.claim = slot{data: token, until: now.Add(ttl)}
-			}
-		}
-	})
-	return r, errors.Join(err, actErr)
-}
-
-// otherThere gives the lease back.
-func (n *node) otherThere(c *brokenCell, r *refill.Claim, key, token string) {
-	if n.is("claim-other-no-record") {
-		r.Record = nil
-	}
-	if !n.is("claim-other-keeps-lease") {
-		*c.lease = slot{}
-	}
-	if !n.is("claim-other-silent") {
-		n.announce(refill.Note{Kind: refill.NoteReleased, Key: key, Token: token})
-	}
-}
-
 func (n *node) Renew(ctx context.Context, key, token string, ttl time.Duration) (mine bool, err error) {
 	actErr := n.act(ctx, key, func(c *brokenCell, now time.Time) {
-		lease, claim := c.lease.data == token, c.claim.data == token
+		lease, claim := n.has(c.lease, token, "mark-blocks-renew"), c.claim.data == token
 		mine = lease && claim
 		if c.claim.garbled && n.is("renew-garbled-error") {
 			err = errGarbled
@@ -338,6 +234,7 @@ func (n *node) Renew(ctx context.Context, key, token string, ttl time.Duration) 
 		}
 		if mine && !n.is("renew-idle") {
 			c.lease.until = now.Add(ttl)
+			c.lease.awaited = c.lease.awaited && !n.is("mark-lost-by-renewal")
 		}
 	})
 	return mine, errors.Join(err, actErr)
@@ -382,14 +279,17 @@ func (n *node) refuse(c *brokenCell, p refill.Publication) refill.Published {
 	case n.is("refused-loud"):
 		n.announce(refill.Note{Kind: refill.NoteReleased, Key: p.Key, Token: p.Token})
 	default:
-		n.free(c, p.Key, p.Token)
+		if n.has(c.lease, p.Token, "mark-blocks-refusal") {
+			n.free(c, p.Key, p.Token)
+		}
 	}
 	return refill.PublishRefused
 }
 
 func (n *node) store(c *brokenCell, p refill.Publication, now time.Time) {
+	quiet := p.Quiet && !c.lease.awaited && (c.lease.data == p.Token || n.is("quiet-after-lease"))
 	switch {
-	case n.is("publish-keeps-lease"):
+	case n.is("publish-keeps-lease"), n.is("mark-blocks-publish") && c.lease.awaited:
 	case n.is("publish-frees-own-lease") && c.lease.data != p.Token:
 	default:
 		*c.lease = slot{}
@@ -425,19 +325,18 @@ func (n *node) store(c *brokenCell, p refill.Publication, now time.Time) {
 	if n.is("note-no-replaced") {
 		note.Replaced = ""
 	}
-	if quiet := p.Quiet && c.wait.data == ""; !quiet {
+	if !quiet {
 		n.announce(note)
 	}
-	*c.wait = slot{}
 }
 
 func (n *node) Fail(ctx context.Context, key, token, failure string, ttl time.Duration) error {
 	return n.act(ctx, key, func(c *brokenCell, now time.Time) {
-		lease, claim := c.lease.data == token, c.claim.data == token
+		lease, claim := n.has(c.lease, token, "mark-blocks-fail"), c.claim.data == token
 		mine := lease || claim
 		switch {
 		case n.is("fail-any"):
-			mine = true
+			lease, mine = true, true
 		case n.is("fail-needs-both"):
 			mine = lease && claim
 		case n.is("fail-needs-claim"):
@@ -456,6 +355,7 @@ func (n *node) Fail(ctx context.Context, key, token, failure string, ttl time.Du
 			failure = strings.ToValidUTF8(failure, "?")
 		}
 		switch {
+		case !lease && c.lease.data != "" && !c.lease.garbled && !n.is("fail-takes-lease"):
 		case ttl > 0 && !n.is("fail-no-back-off"):
 			*c.lease = slot{data: "!" + failure, until: now.Add(ttl)}
 		case !n.is("fail-zero-keeps-lease"):
@@ -472,7 +372,7 @@ func (n *node) Release(ctx context.Context, key, token string) error {
 }
 
 func (n *node) free(c *brokenCell, key, token string) {
-	lease, claim := c.lease.data == token, c.claim.data == token
+	lease, claim := n.has(c.lease, token, "mark-blocks-release"), c.claim.data == token
 	switch {
 	case n.is("release-any"):
 		lease, claim = true, true
@@ -480,6 +380,8 @@ func (n *node) free(c *brokenCell, key, token string) {
 		lease = true
 	case n.is("release-needs-lease") && !lease:
 		claim = false
+	case n.is("release-needs-claim") && !claim:
+		lease = false
 	}
 	if lease {
 		*c.lease = slot{}

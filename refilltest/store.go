@@ -3,6 +3,7 @@ package refilltest
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -20,7 +21,7 @@ type StoreHarness struct {
 	// left behind are failures. Right for a Store without a network, or over a fake one.
 	Bubble bool
 
-	// Short is the lease that the cases about its end wait for, some twenty of them. A handful of calls has to fit into it.
+	// Short is the lease that the cases about its end wait for, some thirty of them. A handful of calls has to fit into it.
 	// Default 400 ms.
 	Short time.Duration
 }
@@ -83,8 +84,8 @@ type storeCase struct {
 }
 
 func storeCases() []storeCase {
-	return slices.Concat(valueCases, leaseCases, claimCases, renewCases, publishCases, failCases, releaseCases,
-		voidCases, tagCases, noteCases, raceCases, hookCases)
+	return slices.Concat(valueCases, beginCases, leaseCases, renewCases, publishCases, quietCases, failCases, releaseCases,
+		awaitedCases, voidCases, tagCases, noteCases, raceCases, hookCases)
 }
 
 func (c storeCase) test(t testing.TB, h StoreHarness) {
@@ -106,53 +107,63 @@ type stores struct {
 // key is what most cases are about.
 const key = "product:42"
 
-// try asks for the lease.
-func (s *stores) try(st refill.Store, key, token string, ttl time.Duration, how refill.Ask) refill.Lease {
+// bid is what token says of its fill when it has seen what stands there.
+func (s *stores) bid(st refill.Store, key, token string, ttl time.Duration, how refill.Ask) refill.Bid {
 	s.Helper()
-	l, err := st.TryLease(s.ctx, key, token, ttl, how)
-	s.ok(err, "TryLease(%q, %s)", key, token)
-	return l
+	seen := refill.RecordToken(s.get(st, key))
+	return refill.Bid{Key: key, Token: token, Seen: seen, LeaseTTL: ttl, ClaimTTL: long, Ask: how}
 }
 
-// win takes the lease, which has to be free.
-func (s *stores) win(st refill.Store, key, token string, ttl time.Duration) {
+// ask puts in a bid.
+func (s *stores) ask(st refill.Store, b refill.Bid) refill.Begun {
 	s.Helper()
-	if l := s.try(st, key, token, ttl, refill.AskLeft); !l.Won {
-		s.Fatalf("TryLease(%q, %s) = %+v, want it won: the lease is free", key, token, l)
+	r, err := st.Begin(s.ctx, b)
+	s.ok(err, "Begin(%q, %s)", b.Key, b.Token)
+	return r
+}
+
+// take puts in a bid that has to be taken.
+func (s *stores) take(st refill.Store, b refill.Bid) refill.Begun {
+	s.Helper()
+	r := s.ask(st, b)
+	if r.State != refill.BeginTaken {
+		s.Fatalf("Begin(%q, %s), Ask %d, with %q seen = %s, want it taken: the lease is free and no other record is there",
+			b.Key, b.Token, b.Ask, b.Seen, begunText(r))
 	}
+	return r
 }
 
-// lose finds the lease in the hands of holder.
+// try asks for lease and claim.
+func (s *stores) try(st refill.Store, key, token string, ttl time.Duration, how refill.Ask) refill.Begun {
+	s.Helper()
+	return s.ask(st, s.bid(st, key, token, ttl, how))
+}
+
+// begin takes lease and claim, which have to be free: token's load may begin.
+func (s *stores) begin(st refill.Store, key, token string, ttl time.Duration) refill.Begun {
+	s.Helper()
+	return s.take(st, s.bid(st, key, token, ttl, refill.AskLeft))
+}
+
+// lose finds the lease in the hands of holder, without waiting for it.
 func (s *stores) lose(st refill.Store, key, token, holder string) {
 	s.Helper()
-	if l := s.try(st, key, token, long, refill.AskOnce); l.Won || l.Holder != holder || l.Failure != "" {
-		s.Fatalf("TryLease(%q, %s) = %+v, want it lost to %s", key, token, l, holder)
+	s.heldBy(s.try(st, key, token, long, refill.AskOnce), holder)
+}
+
+// await finds the lease in the hands of holder, and waits for it: the store has noted so.
+func (s *stores) await(st refill.Store, key, token, holder string) refill.Begun {
+	s.Helper()
+	r := s.try(st, key, token, long, refill.AskLeft)
+	s.heldBy(r, holder)
+	return r
+}
+
+func (s *stores) heldBy(r refill.Begun, holder string) {
+	s.Helper()
+	if r.State != refill.BeginHeld || r.Holder != holder || r.Failure != "" {
+		s.Fatalf("Begin = %s, want it held by %s", begunText(r), holder)
 	}
-}
-
-// claim asks for the claim.
-func (s *stores) claim(st refill.Store, key, token, seen string, ttl time.Duration) refill.Claim {
-	s.Helper()
-	c, err := st.Claim(s.ctx, key, token, seen, ttl)
-	s.ok(err, "Claim(%q, %s)", key, token)
-	return c
-}
-
-// begin takes lease and claim: token's load may begin.
-func (s *stores) begin(st refill.Store, key, token string, ttl time.Duration) refill.Claim {
-	s.Helper()
-	s.win(st, key, token, ttl)
-	return s.take(st, key, token)
-}
-
-// take takes the claim, having seen what stands there.
-func (s *stores) take(st refill.Store, key, token string) refill.Claim {
-	s.Helper()
-	c := s.claim(st, key, token, refill.RecordToken(s.get(st, key)), long)
-	if c.State != refill.ClaimTaken {
-		s.Fatalf("Claim(%q, %s) = %s, want it taken: the lease is %[2]s's and the value the one seen", key, token, stateName(c.State))
-	}
-	return c
 }
 
 // finish publishes data as token's and demands what becomes of it.
@@ -225,16 +236,46 @@ func (s *stores) holds(key string, want []byte) {
 // ended waits for the short lease of key to run out by itself; token takes it then.
 func (s *stores) ended(st refill.Store, key, token string) {
 	s.Helper()
-	if !s.ends(func() bool { return s.try(st, key, token, long, refill.AskLeft).Won }) {
-		s.Fatalf("TryLease(%q, %s) is not won although the lease of %v is long over", key, token, s.short)
+	if !s.ends(func() bool { return s.try(st, key, token, long, refill.AskLeft).State == refill.BeginTaken }) {
+		s.Fatalf("Begin(%q, %s) is not taken although the lease of %v is long over", key, token, s.short)
 	}
 }
 
-// overtaken makes this of key: the lease of slow ran out while its claim stands, and next has the lease.
+// overtaken makes this of key: the lease of slow ran out, and next has taken lease and claim.
 func (s *stores) overtaken(key, slow, next string) {
 	s.Helper()
 	s.begin(s.A, key, slow, s.short)
 	s.ended(s.B, key, next)
+}
+
+// lapsed makes this of key: the lease of token ran out while its claim stands.
+func (s *stores) lapsed(key, token string) {
+	s.Helper()
+	s.begin(s.A, key, token, s.short)
+	s.lapses(key, token)
+}
+
+// lapses lets the short lease of token run out. Nobody can ask for it without taking it, so this takes as long as ends may.
+func (s *stores) lapses(key, token string) {
+	s.Helper()
+	s.pass(3 * s.short)
+	s.renew(s.A, key, token, false)
+}
+
+// unclaimed makes this of key: the claim of token ran out while its lease stands.
+func (s *stores) unclaimed(key, token string) {
+	s.Helper()
+	b := s.bid(s.A, key, token, long, refill.AskLeft)
+	b.ClaimTTL = s.short
+	s.take(s.A, b)
+	over := func() bool {
+		mine, err := s.A.Renew(s.ctx, key, token, long)
+		s.ok(err, "Renew(%q, %s)", key, token)
+		return !mine
+	}
+	if !s.ends(over) {
+		s.Fatalf("Renew(%q, %s) goes on although the claim of %v is long over", key, token, s.short)
+	}
 }
 
 // alive demands that token's fill goes on: lease and claim are both its own.
@@ -263,8 +304,9 @@ func (s *stores) record(token, payload string) []byte {
 	return b
 }
 
-func stateName(c refill.ClaimState) string {
-	return nameOf(int(c), "ClaimTaken", "ClaimOther", "ClaimLost")
+func begunText(r refill.Begun) string {
+	return fmt.Sprintf("%s{Now: %v, Record: %s, Holder: %q, Failure: %q, Left: %v}",
+		nameOf(int(r.State), "BeginTaken", "BeginOther", "BeginHeld"), r.Now, shown(r.Record), r.Holder, r.Failure, r.Left)
 }
 
 func publishedName(p refill.Published) string {

@@ -104,10 +104,7 @@ func getLarge(s *stores) {
 	data := s.record("a#1", string(payload))
 	s.fill(s.A, key, "a#1", data)
 	s.holds(key, data)
-	s.win(s.B, key, "b#1", long)
-	if c := s.claim(s.B, key, "b#1", "", long); c.State != refill.ClaimOther || !bytes.Equal(c.Record, data) {
-		s.Fatalf("Claim over a large record = %s, %s", stateName(c.State), shown(c.Record))
-	}
+	s.finds(s.B, refill.Bid{Key: key, Token: "b#1", LeaseTTL: long, ClaimTTL: long, Ask: refill.AskLeft}, data)
 	s.expire(s.B, "b#2", key)
 	r, err := refill.DecodeRecord(s.get(s.A, key))
 	s.ok(err, "DecodeRecord of a large record that was expired")
@@ -208,19 +205,18 @@ func keysApart(s *stores) {
 	keys := oddKeys()
 	token := func(i int) string { return fmt.Sprintf("a#%d", i) }
 	for i, k := range keys {
-		s.win(s.A, k, token(i), long)
+		s.begin(s.A, k, token(i), long)
 	}
 	for i, k := range keys {
 		s.lose(s.B, k, "b#1", token(i))
 		s.holds(k, nil)
-		s.take(s.A, k, token(i))
 	}
 	for i, k := range keys {
 		s.finish(s.A, k, token(i), s.record(token(i), k), refill.PublishStored)
 	}
 	for i, k := range keys {
 		s.holds(k, s.record(token(i), k))
-		s.win(s.B, k, token(i), long)
+		s.begin(s.B, k, token(i), long)
 	}
 	for i, k := range keys {
 		s.invalidate(s.A, "a#0", k)
@@ -275,33 +271,21 @@ claim that stays would let it be stored twice.`,
 		publishRepeated,
 	},
 	{
-		"publish-quiet",
-		`A Publish that may be quiet is announced all the same if a TryLease with AskLeft or AskForce has lost to its fill.
-Otherwise those who wait for it sleep until the lease would have ended by itself.`,
-		publishQuiet,
-	},
-	{
 		"publish-refused",
 		`A refused publish leaves everything of the others alone: their lease, their claim, their value, and it is silent if it
 had nothing to free. Otherwise the holder that was overtaken frees the lease of the one that overtook it.`,
 		publishRefused,
-	},
-	{
-		"publish-before-heir",
-		`While the heir of an expired lease has no claim yet, the first claim stands: its load is stored, and frees whatever
-lease there is. The heir then finds that it has lost, looks again, and takes the value instead of loading it.`,
-		publishBeforeHeir,
 	},
 }
 
 func publishNeedsClaim(s *stores) {
 	e := s.listen(s.B, "product")
 	s.finish(s.A, key, "a#1", s.record("a#1", "x"), refill.PublishRefused) // nothing is there
-	s.win(s.A, key, "a#2", long)
+	s.unclaimed(key, "a#2")
 	s.finish(s.A, key, "a#2", s.record("a#2", "x"), refill.PublishRefused) // a lease only
 	e.hears(refill.Note{Kind: refill.NoteReleased, Key: key, Token: "a#2"})
 	s.holds(key, nil)
-	s.win(s.B, key, "b#1", long)
+	s.begin(s.B, key, "b#1", long)
 	e.heardAll(key)
 }
 
@@ -309,7 +293,7 @@ func publishFrees(s *stores) {
 	v1 := s.record("a#1", "v1")
 	s.fill(s.A, key, "a#1", v1)
 	e := s.listen(s.B, "product")
-	s.win(s.B, key, "b#1", long)
+	s.begin(s.B, key, "b#1", long)
 	s.lose(s.A, key, "a#2", "b#1")
 	s.release(s.B, key, "b#1")
 	e.hears(refill.Note{Kind: refill.NoteReleased, Key: key, Token: "b#1"})
@@ -331,27 +315,6 @@ func publishRepeated(s *stores) {
 	s.holds(key, nil)
 }
 
-func publishQuiet(s *stores) {
-	e := s.listen(s.B, "product")
-	quiet := func(token string) {
-		s.Helper()
-		p := refill.Publication{Key: key, Token: token, Record: s.record(token, "x"), Keep: long, Quiet: true}
-		if state, err := s.A.Publish(s.ctx, p); err != nil || state != refill.PublishStored {
-			s.Fatalf("a quiet Publish(%s) = %s, %v, want it stored", token, publishedName(state), err)
-		}
-		s.holds(key, p.Record)
-	}
-	for i, how := range []refill.Ask{refill.AskLeft, refill.AskForce} {
-		token := fmt.Sprint("a#", i)
-		s.begin(s.A, key, token, long)
-		s.try(s.B, key, "b#1", long, how)
-		quiet(token)
-		e.hears(refill.Note{Kind: refill.NoteFilled, Key: key, Token: token, Record: s.record(token, "x")})
-	}
-	s.begin(s.A, key, "a#9", long)
-	quiet("a#9") // announced or not
-}
-
 func publishRefused(s *stores) {
 	v1 := s.record("a#1", "v1")
 	s.fill(s.A, key, "a#1", v1)
@@ -365,22 +328,10 @@ func publishRefused(s *stores) {
 	e.heardAll(key)
 }
 
-func publishBeforeHeir(s *stores) {
-	s.overtaken(key, "a#1", "b#1")
-	v1 := s.record("a#1", "v1")
-	s.finish(s.A, key, "a#1", v1, refill.PublishStored)
-	s.win(s.A, key, "a#2", long)
-	if c := s.claim(s.B, key, "b#1", "", long); c.State != refill.ClaimLost {
-		s.Fatalf("Claim of the heir = %s, want ClaimLost: its lease was freed", stateName(c.State))
-	}
-	s.holds(key, v1)
-	s.lose(s.B, key, "b#2", "a#2")
-}
-
 var failCases = []storeCase{
 	{
 		"fail-backs-off",
-		`Fail leaves the failure in the place of the lease: TryLease is lost to nobody, with the failure and the time left, to the
+		`Fail leaves the failure in the place of the lease: it is held by nobody, with the failure and the time left, for the
 failed token as well, and the claim is gone. A failure that is only announced is missed by everybody who asks a moment
 later, and each of them loads again from a database that is in trouble (V8).`,
 		failBacksOff,
@@ -410,7 +361,7 @@ voided stops, with its error, the load that is to replace it (G6).`,
 	{
 		"fail-one-of-two",
 		`The claim alone or the lease alone is enough for Fail: a load that outlived its lease has failed all the same, and one
-that never got to its claim must not leave its lease.`,
+that outlived its claim must not leave its lease.`,
 		failOneOfTwo,
 	},
 	{
@@ -430,12 +381,12 @@ promise.`,
 func (s *stores) backsOff(st refill.Store, key, failure string) {
 	s.Helper()
 	for _, how := range []refill.Ask{refill.AskOnce, refill.AskLeft} {
-		l := s.try(st, key, "z#1", long, how)
-		if l.Won || l.Holder != "" || l.Failure != failure {
-			s.Fatalf("TryLease during a back-off, Ask %d: %+v, want it lost with failure %q and without a holder", how, l, failure)
+		r := s.try(st, key, "z#1", long, how)
+		if r.State != refill.BeginHeld || r.Holder != "" || r.Failure != failure {
+			s.Fatalf("Begin during a back-off, Ask %d: %s, want it held with failure %q and without a holder", how, begunText(r), failure)
 		}
 		if how == refill.AskLeft {
-			s.within("Left of the back-off", l.Left, long)
+			s.within("Left of the back-off", r.Left, long)
 		}
 	}
 }
@@ -445,8 +396,10 @@ func failBacksOff(s *stores) {
 	s.fail(s.A, key, "a#1", "boom", long)
 	s.backsOff(s.A, key, "boom")
 	s.backsOff(s.B, key, "boom")
-	if l := s.try(s.A, key, "a#1", long, refill.AskLeft); l.Won {
-		s.Fatalf("TryLease of the token that failed is won during its own back-off")
+	for _, how := range []refill.Ask{refill.AskOnce, refill.AskLeft} {
+		if r := s.try(s.A, key, "a#1", long, how); r.State != refill.BeginHeld {
+			s.Fatalf("Begin of the token that failed, Ask %d: %s during its own back-off, want it held", how, begunText(r))
+		}
 	}
 	s.renew(s.A, key, "a#1", false)
 	s.finish(s.A, key, "a#1", s.record("a#1", "x"), refill.PublishRefused)
@@ -469,11 +422,11 @@ func failText(s *stores) {
 func failEnds(s *stores) {
 	s.begin(s.A, key, "a#1", long)
 	s.fail(s.A, key, "a#1", "boom", s.short)
-	if l := s.try(s.B, key, "b#1", long, refill.AskOnce); l.Won {
-		s.Fatalf("TryLease right after Fail is won, want the back-off")
+	if r := s.try(s.B, key, "b#1", long, refill.AskOnce); r.State != refill.BeginHeld {
+		s.Fatalf("Begin right after Fail = %s, want the back-off", begunText(r))
 	}
 	s.ended(s.B, key, "b#1")
-	s.take(s.B, key, "b#1")
+	s.alive(s.B, key, "b#1")
 }
 
 func failNoBackOff(s *stores) {
@@ -482,7 +435,7 @@ func failNoBackOff(s *stores) {
 	s.fail(s.A, key, "a#1", "boom", 0)
 	e.hears(refill.Note{Kind: refill.NoteFailed, Key: key, Token: "a#1", Failure: "boom"})
 	s.finish(s.A, key, "a#1", s.record("a#1", "x"), refill.PublishRefused)
-	s.win(s.B, key, "b#1", long)
+	s.begin(s.B, key, "b#1", long)
 	e.heardAll(key)
 }
 
@@ -500,15 +453,13 @@ func failNotMine(s *stores) {
 func failOneOfTwo(s *stores) {
 	const other = "product:43"
 	e := s.listen(s.B, "product")
-	s.win(s.A, key, "a#1", long)
+	s.unclaimed(key, "a#1")
 	s.fail(s.A, key, "a#1", "no claim", long)
 	e.hears(refill.Note{Kind: refill.NoteFailed, Key: key, Token: "a#1", Failure: "no claim"})
 	s.backsOff(s.B, key, "no claim")
 	e.heardAll(key)
 
-	s.overtaken(other, "a#2", "b#1")
-	s.release(s.B, other, "b#1")
-	e.hears(refill.Note{Kind: refill.NoteReleased, Key: other, Token: "b#1"})
+	s.lapsed(other, "a#2")
 	s.fail(s.A, other, "a#2", "no lease", long)
 	e.hears(refill.Note{Kind: refill.NoteFailed, Key: other, Token: "a#2", Failure: "no lease"})
 	s.backsOff(s.B, other, "no lease")
@@ -519,13 +470,11 @@ func failOneOfTwo(s *stores) {
 func failForced(s *stores) {
 	s.begin(s.A, key, "a#1", long)
 	s.fail(s.A, key, "a#1", "boom", long)
-	if l := s.try(s.B, key, "b#1", long, refill.AskForce); !l.Won {
-		s.Fatalf("TryLease with AskForce during a back-off = %+v, want it won", l)
+	if r := s.try(s.B, key, "b#1", long, refill.AskForce); r.State != refill.BeginTaken {
+		s.Fatalf("Begin with AskForce during a back-off = %s, want it taken", begunText(r))
 	}
-	if l := s.try(s.A, key, "a#2", long, refill.AskForce); l.Won || l.Holder != "b#1" {
-		s.Fatalf("TryLease with AskForce of a lease that is held = %+v, want it lost to b#1", l)
-	}
-	s.take(s.B, key, "b#1")
+	s.heldBy(s.try(s.A, key, "a#2", long, refill.AskForce), "b#1")
+	s.alive(s.B, key, "b#1")
 	s.finish(s.B, key, "b#1", s.record("b#1", "x"), refill.PublishStored)
 }
 
@@ -563,11 +512,11 @@ func releaseFrees(s *stores) {
 		s.finish(s.A, key, "a#1", s.record("a#1", "x"), refill.PublishRefused)
 		s.release(s.A, key, "a#1")
 	}
-	s.win(s.A, key, "a#2", long)
+	s.unclaimed(key, "a#2") // a lease only
 	s.release(s.A, key, "a#2")
 	e.hears(refill.Note{Kind: refill.NoteReleased, Key: key, Token: "a#2"})
 	s.holds(key, v1)
-	s.win(s.B, key, "b#1", long)
+	s.begin(s.B, key, "b#1", long)
 	e.heardAll(key)
 }
 
@@ -579,14 +528,15 @@ func releaseEachOwn(s *stores) {
 	s.release(s.B, key, "b#1")
 	e.hears(refill.Note{Kind: refill.NoteReleased, Key: key, Token: "b#1"})
 
-	s.overtaken(key, "a#2", "b#2")
+	s.lapsed(key, "a#2")
 	s.release(s.A, key, "a#2") // the claim only
 	e.hears(refill.Note{Kind: refill.NoteReleased, Key: key, Token: "a#2"})
-	s.lose(s.A, key, "a#3", "b#2")
 	s.finish(s.A, key, "a#2", s.record("a#2", "x"), refill.PublishRefused)
 	s.holds(key, nil)
 
-	s.take(s.B, key, "b#2")
+	s.overtaken(key, "a#3", "b#2")
+	s.release(s.A, key, "a#3") // neither
+	s.lose(s.A, key, "a#4", "b#2")
 	s.alive(s.B, key, "b#2")
 	e.heardAll(key)
 }

@@ -21,8 +21,27 @@ that key until somebody deletes it by hand.`,
 		garbledLease,
 	},
 	{
+		"publish-before-heir",
+		`While the lease is another's already and the claim is not yet, as with an AskOnce that takes the lease first, the claim
+decides: its load is stored, announced, and frees whatever lease there is. The heir then finds the value instead of loading
+it.`,
+		publishBeforeHeir,
+	},
+	{
+		"fail-before-heir",
+		`A Fail with the claim alone ends its own load only: another's lease stays, and no back-off takes its place. Whoever
+took over tries for himself; a back-off there lets a third one in beside him.`,
+		failBeforeHeir,
+	},
+	{
+		"release-before-heir",
+		`A Release with the claim alone frees the claim and announces it: another's lease stays. Otherwise a late release lets a
+third one in (seeds row 5).`,
+		releaseBeforeHeir,
+	},
+	{
 		"foreign-claim",
-		`A claim of somebody unknown, one without an end, or one of a foreign type is taken over with the lease, as any other,
+		`A claim of somebody unknown, one without an end, or one of a foreign type is taken over by Begin, as any other,
 and lets nobody publish before. Where it stops a script, the key is never stored again.`,
 		foreignClaim,
 	},
@@ -73,7 +92,7 @@ func garbledLease(s *stores) {
 		s.healed(how)
 		s.Garble(key, PartLease)
 		s.invalidate(s.A, "a#1", key)
-		s.win(s.A, key, "a#2", long)
+		s.begin(s.A, key, "a#2", long)
 		s.release(s.A, key, "a#2")
 	}
 }
@@ -81,20 +100,62 @@ func garbledLease(s *stores) {
 // healed demands that the lease can be taken, with an end, and that the fill goes its way.
 func (s *stores) healed(how refill.Ask) {
 	s.Helper()
-	if l := s.try(s.A, key, "a#1", long, how); !l.Won {
-		s.Fatalf("TryLease, Ask %d: %+v, want it won", how, l)
-	}
-	l := s.try(s.B, key, "b#1", long, refill.AskLeft)
-	if l.Won || l.Holder != "a#1" {
-		s.Fatalf("TryLease after that = %+v, want it lost to a#1", l)
-	}
-	s.within("Left", l.Left, long)
-	s.take(s.A, key, "a#1")
+	s.take(s.A, s.bid(s.A, key, "a#1", long, how))
+	s.within("Left", s.await(s.B, key, "b#1", "a#1").Left, long)
 	s.alive(s.A, key, "a#1")
 	s.finish(s.A, key, "a#1", s.record("a#1", "x"), refill.PublishStored)
 	s.holds(key, s.record("a#1", "x"))
-	s.win(s.B, key, "b#1", long)
+	s.begin(s.B, key, "b#1", long)
 	s.release(s.B, key, "b#1")
+}
+
+// inherited makes this of key: the claim is slow's, and the lease is heir's, one that never ends.
+func (s *stores) inherited(slow, heir string) {
+	s.Helper()
+	needs(s, "StoreWorld.Plant", s.Plant != nil)
+	s.lapsed(key, slow)
+	s.Plant(key, PartLease, heir)
+	s.renew(s.A, key, slow, false)
+	s.renew(s.B, key, heir, false)
+	s.lose(s.B, key, "z#1", heir)
+}
+
+func publishBeforeHeir(s *stores) {
+	e := s.listen(s.B, "product")
+	s.inherited("a#1", "b#1")
+	s.quiet("a#1") // its own lease is not there any more, so it has to be announced
+	e.hearsQuiet("a#1")
+	b := refill.Bid{Key: key, Token: "b#1", LeaseTTL: long, ClaimTTL: long}
+	for _, b.Ask = range []refill.Ask{refill.AskLeft, refill.AskForce} {
+		s.finds(s.B, b, s.record("a#1", "x"))
+	}
+	s.begin(s.A, key, "a#2", long)
+	s.lose(s.B, key, "b#2", "a#2")
+	e.heardAll(key)
+}
+
+func failBeforeHeir(s *stores) {
+	e := s.listen(s.B, "product")
+	s.inherited("a#1", "b#1")
+	s.fail(s.A, key, "a#1", "boom", long)
+	e.hears(refill.Note{Kind: refill.NoteFailed, Key: key, Token: "a#1", Failure: "boom"})
+	s.lose(s.A, key, "a#2", "b#1")
+	s.finish(s.A, key, "a#1", s.record("a#1", "x"), refill.PublishRefused)
+	s.take(s.B, s.bid(s.B, key, "b#1", long, refill.AskOnce))
+	s.alive(s.B, key, "b#1")
+	e.heardAll(key)
+}
+
+func releaseBeforeHeir(s *stores) {
+	e := s.listen(s.B, "product")
+	s.inherited("a#1", "b#1")
+	s.release(s.A, key, "a#1")
+	e.hears(refill.Note{Kind: refill.NoteReleased, Key: key, Token: "a#1"})
+	s.lose(s.A, key, "a#2", "b#1")
+	s.finish(s.A, key, "a#1", s.record("a#1", "x"), refill.PublishRefused)
+	s.take(s.B, s.bid(s.B, key, "b#1", long, refill.AskOnce))
+	s.alive(s.B, key, "b#1")
+	e.heardAll(key)
 }
 
 func foreignClaim(s *stores) {
@@ -110,9 +171,7 @@ func foreignClaim(s *stores) {
 	for _, put := range []func(){plant, garble} {
 		put()
 		s.finish(s.A, key, "a#0", s.record("a#0", "x"), refill.PublishRefused)
-		s.win(s.A, key, "a#1", long)
-		s.renew(s.A, key, "a#1", false)
-		s.take(s.A, key, "a#1")
+		s.begin(s.A, key, "a#1", long)
 		s.alive(s.A, key, "a#1")
 		s.finish(s.A, key, "a#1", s.record("a#1", "x"), refill.PublishStored)
 		put()
@@ -120,10 +179,12 @@ func foreignClaim(s *stores) {
 		s.begin(s.B, key, "b#1", long)
 		put()
 		s.fail(s.B, key, "b#1", "boom", 0)
-		s.win(s.A, key, "a#3", long)
+		s.begin(s.A, key, "a#3", long)
 		put()
+		s.renew(s.A, key, "a#3", false)
+		s.lose(s.B, key, "b#2", "a#3")
 		s.release(s.A, key, "a#3")
-		s.win(s.A, key, "a#4", long)
+		s.begin(s.A, key, "a#4", long)
 		s.release(s.A, key, "a#4")
 		s.expire(s.A, "a#5", key)
 	}

@@ -48,7 +48,7 @@ func ctxOver(s *stores) {
 	}
 	s.holds(key, v1)
 	s.alive(s.A, key, "a#2")
-	s.win(s.B, free, "b#1", long)
+	s.begin(s.B, free, "b#1", long)
 	s.unknown(key, free)
 	e.heardAll(key)
 }
@@ -56,21 +56,18 @@ func ctxOver(s *stores) {
 // calls are all calls of A: about key by the token a#2, and for the lease of free by a#3. The two are tags as well.
 func (s *stores) calls(key, free string) []call {
 	rec := s.record("a#2", "x")
+	bid := func(key, token string, how refill.Ask) func(context.Context) error {
+		return func(ctx context.Context) error {
+			_, err := s.A.Begin(ctx, refill.Bid{Key: key, Token: token, LeaseTTL: long, ClaimTTL: long, Ask: how})
+			return err
+		}
+	}
 	return []call{
 		{"Get", func(ctx context.Context) error { _, err := s.A.Get(ctx, key); return err }},
-		{"TryLease", func(ctx context.Context) error {
-			_, err := s.A.TryLease(ctx, free, "a#3", long, refill.AskOnce)
-			return err
-		}},
-		{"TryLease with AskLeft", func(ctx context.Context) error {
-			_, err := s.A.TryLease(ctx, free, "a#3", long, refill.AskLeft)
-			return err
-		}},
-		{"TryLease with AskForce", func(ctx context.Context) error {
-			_, err := s.A.TryLease(ctx, free, "a#3", long, refill.AskForce)
-			return err
-		}},
-		{"Claim", func(ctx context.Context) error { _, err := s.A.Claim(ctx, key, "a#2", "", long); return err }},
+		{"Begin", bid(free, "a#3", refill.AskOnce)},
+		{"Begin with AskLeft", bid(free, "a#3", refill.AskLeft)},
+		{"Begin with AskForce", bid(free, "a#3", refill.AskForce)},
+		{"Begin of the holder", bid(key, "a#2", refill.AskLeft)},
 		{"Renew", func(ctx context.Context) error { _, err := s.A.Renew(ctx, key, "a#2", long); return err }},
 		{"Publish", func(ctx context.Context) error {
 			_, err := s.A.Publish(ctx, refill.Publication{Key: key, Token: "a#2", Record: rec, Keep: long})
@@ -113,7 +110,7 @@ func raceOneWinner(s *stores) {
 		wg.Go(func() {
 			for r := range rounds {
 				token := fmt.Sprintf("n%d#%d", i, r)
-				err := s.raceFill(s.node(i), token, func(seen string) {
+				err := s.raceFill(s.node(i), token, asks()[(i+r)%3], func(seen string) {
 					if n := running.Add(1); n > 1 {
 						s.Errorf("%d loads of one key at once", n)
 					}
@@ -148,17 +145,15 @@ func raceOneWinner(s *stores) {
 	}
 }
 
-// raceFill tries for one fill as a Loader does; load runs between the claim and the publication.
-func (s *stores) raceFill(st refill.Store, token string, load func(seen string)) error {
+// raceFill tries for one fill as a Loader does; load runs between Begin and the publication.
+func (s *stores) raceFill(st refill.Store, token string, how refill.Ask, load func(seen string)) error {
 	rec, err := st.Get(s.ctx, key)
 	if err != nil {
 		return err
 	}
 	seen := refill.RecordToken(rec)
-	if l, err := st.TryLease(s.ctx, key, token, long, refill.AskOnce); err != nil || !l.Won {
-		return err
-	}
-	if c, err := st.Claim(s.ctx, key, token, seen, long); err != nil || c.State != refill.ClaimTaken {
+	b := refill.Bid{Key: key, Token: token, Seen: seen, LeaseTTL: long, ClaimTTL: long, Ask: how}
+	if r, err := st.Begin(s.ctx, b); err != nil || r.State != refill.BeginTaken {
 		return err
 	}
 	load(seen)
@@ -219,10 +214,11 @@ func (s *stores) fillNumber(st refill.Store, token string, round int, row *numbe
 	if err != nil {
 		return err
 	}
-	if l, err := st.TryLease(s.ctx, row.key, token, long, refill.AskOnce); err != nil || !l.Won {
-		return err
+	b := refill.Bid{Key: row.key, Token: token, Seen: refill.RecordToken(rec), LeaseTTL: long, ClaimTTL: long}
+	if round%2 == 0 {
+		b.Ask = refill.AskLeft
 	}
-	if c, err := st.Claim(s.ctx, row.key, token, refill.RecordToken(rec), long); err != nil || c.State != refill.ClaimTaken {
+	if r, err := st.Begin(s.ctx, b); err != nil || r.State != refill.BeginTaken {
 		return err
 	}
 	loaded := row.now.Load()

@@ -157,7 +157,7 @@ func (s *stores) unknown(tags ...string) {
 	}
 }
 
-// moment is when a load that is claimed now begins. Time has passed since the call before.
+// moment is when a load that begins now has begun. Time has passed since the call before.
 func (s *stores) moment() time.Time {
 	s.Helper()
 	const key, token = "clock:1", "clock#1" // of a name that nobody listens to

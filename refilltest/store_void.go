@@ -89,7 +89,7 @@ func expireVoidsLoads(s *stores) {
 	s.expire(s.A, "a#7", key)
 	s.finish(s.A, key, "a#6", s.record("a#6", "old"), refill.PublishRefused)
 	s.holds(key, nil)
-	s.win(s.B, key, "b#3", long)
+	s.begin(s.B, key, "b#3", long)
 }
 
 func voidEndsBackOff(s *stores) {
@@ -98,7 +98,7 @@ func voidEndsBackOff(s *stores) {
 		s.fail(s.A, key, "a#1", "boom", long)
 		s.backsOff(s.B, key, "boom")
 		void(s.B, "b#1", key)
-		s.win(s.A, key, "a#2", long)
+		s.begin(s.A, key, "a#2", long)
 		s.release(s.A, key, "a#2")
 	}
 }

@@ -11,9 +11,9 @@
 // The key "42" of the Loader or Locker "product" stands under
 //
 //	refill:{b}:product:42         the value, a refill.Record; lives as long as the Loader says, at least 1 s
-//	refill:{b}:product/lease:42   who loads, or "!" and the failure of the last load; lives LockTTL or ErrorTTL
+//	refill:{b}:product/lease:42   who loads, with a "+" if somebody waits; or "!" and the failure of the last load; lives
+//	                              LockTTL or ErrorTTL
 //	refill:{b}:product/claim:42   whose load may be stored; lives LoadTimeout + LockTTL
-//	refill:{b}:product/wait:42    somebody waits for the holder of the lease; lives twice LockTTL
 //	refill:{b}:product/tag:red    when all that carries the tag "red" was invalidated and expired; lives as long as that
 //	refill:{b}:product/lock:42    who holds the lock of a user
 //	refill:{b}:product/fence:42   the last fencing token of that lock; lives a day beyond the last taking of it

@@ -90,134 +90,92 @@ func (s *Store) readAll(ctx context.Context, all []string, due bool) ([][]byte, 
 // lengthened it since, and one that has not may be dead. What it costs if it is not, is a load.
 const tooLong = 60_000
 
-// TryLease implements refill.Store. The plain command does nearly always; the script mends what it cannot.
-func (s *Store) TryLease(ctx context.Context, key, token string, ttl time.Duration, how refill.Ask) (refill.Lease, error) {
-	k := s.keys(key)
-	return call(ctx, &s.calls, "lease", func(ctx context.Context) (refill.Lease, error) {
-		if how == refill.AskForce {
-			return s.forceLease(ctx, k, token, ttl, how)
+// Begin implements refill.Store. A refresh asks with a plain command first: on a fleet nearly all lose, and leave.
+func (s *Store) Begin(ctx context.Context, b refill.Bid) (refill.Begun, error) {
+	k := s.keys(b.Key)
+	return call(ctx, &s.calls, "begin", func(ctx context.Context) (refill.Begun, error) {
+		if b.Ask == refill.AskOnce {
+			// SetNX of go-redis must not be used for this: when the client repeats a command whose answer was lost, it
+			// reports our own lease as another's.
+			there, err := s.client.Do(ctx, "set", k.lease(), b.Token, "nx", "get", "px", millis(b.LeaseTTL)).Text()
+			switch holder := holderOf(there); {
+			case err == nil && holder != "" && holder != b.Token:
+				return heldBy(holder, 0), nil
+			case err != nil && !errors.Is(err, redis.Nil) && !wrongType(err):
+				return refill.Begun{}, err
+			}
 		}
-		// SetNX of go-redis must not be used for this: when the client repeats a command whose answer was lost, it reports
-		// our own lease as another's.
-		there, err := s.client.Do(ctx, "set", k.lease(), token, "nx", "get", "px", millis(ttl)).Text()
-		switch {
-		case errors.Is(err, redis.Nil):
-			return refill.Lease{Won: true}, nil
-		case wrongType(err), err == nil && there == "":
-			return s.forceLease(ctx, k, token, ttl, how)
-		case err != nil:
-			return refill.Lease{}, err
-		case there == token:
-			return refill.Lease{Won: true}, nil // the client tried before, and lost the answer
-		case how == refill.AskOnce:
-			return heldLease(there, 0, how), nil
-		}
-		left, err := s.await(ctx, k, token, ttl)
-		if err == nil && (left < 0 || left > millis(ttl)+tooLong) {
-			return s.forceLease(ctx, k, token, ttl, how)
-		}
-		return heldLease(there, left, how), err
+		return s.begin(ctx, k, b)
 	})
 }
 
-// await notes that somebody waits for the holder of the lease, and returns what is left of it in ms. In this order: a lease
-// that is there still after the note will be announced when it is freed, and one that is gone is tried for again.
-func (s *Store) await(ctx context.Context, k keys, token string, ttl time.Duration) (left int64, err error) {
-	p := s.client.Pipeline()
-	p.Do(ctx, "set", k.wait(), token, "px", 2*millis(ttl))
-	life := p.Do(ctx, "pttl", k.lease())
-	_, failed := p.Exec(ctx)
-	if left, err = life.Int64(); err != nil && failed != nil {
-		err = failed // perhaps a hook's
-	}
-	return left, err
-}
-
-// forceLease takes the lease also where it has no end or is of a foreign type, and, if asked to, where it is a back-off.
-func (s *Store) forceLease(
-	ctx context.Context, k keys, token string, ttl time.Duration, how refill.Ask,
-) (refill.Lease, error) {
+// begin runs the script, which finds a lease that is the token's already as well as none.
+func (s *Store) begin(ctx context.Context, k keys, b refill.Bid) (refill.Begun, error) {
 	force := "0"
-	if how == refill.AskForce {
+	if b.Ask == refill.AskForce {
 		force = "1"
 	}
-	reply, err := leaseScript.run(ctx, s.client, []string{k.lease(), k.wait()}, token, millis(ttl), force, tooLong).Slice()
+	sent := s.clock.elapsed()
+	reply, err := beginScript.run(ctx, s.client, k.fill(),
+		b.Token, s.channel(), b.Key, b.Seen, millis(b.LeaseTTL), millis(b.ClaimTTL), force, tooLong).Slice()
 	if err != nil {
-		return refill.Lease{}, err
+		return refill.Begun{}, err
 	}
-	if len(reply) == 1 {
-		return refill.Lease{Won: true}, nil
+	got := s.clock.elapsed()
+	r, err := begunOf(reply)
+	if err == nil && r.State == refill.BeginTaken {
+		s.clock.learn(sample{sent: sent, got: got, server: r.Now})
 	}
-	if len(reply) != 3 {
-		return refill.Lease{}, errReply
-	}
-	there, ok := reply[1].(string)
-	left, fine := reply[2].(int64)
-	if !ok || !fine {
-		return refill.Lease{}, errReply
-	}
-	return heldLease(there, left, how), nil
+	return r, err
 }
 
-func heldLease(there string, left int64, how refill.Ask) (l refill.Lease) {
-	if failure, ok := strings.CutPrefix(there, "!"); ok {
-		l.Failure = failure
+// begunOf reads the answer of lua/begin.lua.
+func begunOf(reply []any) (refill.Begun, error) {
+	if len(reply) < 2 {
+		return refill.Begun{}, errReply
+	}
+	text, ok := reply[1].(string)
+	switch last := reply[len(reply)-1]; {
+	case !ok:
+	case reply[0] == int64(refill.BeginTaken) && len(reply) == 3:
+		part, _ := last.(string)
+		seconds, err := strconv.ParseInt(text, 10, 64)
+		micros, err2 := strconv.ParseInt(part, 10, 64)
+		if err == nil && err2 == nil {
+			return refill.Begun{Now: time.Unix(seconds, micros*1000)}, nil
+		}
+	case reply[0] == int64(refill.BeginOther) && len(reply) == 2:
+		return refill.Begun{State: refill.BeginOther, Record: []byte(text)}, nil
+	case reply[0] == int64(refill.BeginHeld) && len(reply) == 3:
+		if left, ok := last.(int64); ok {
+			return heldBy(text, life(left)), nil
+		}
+	}
+	return refill.Begun{}, errReply
+}
+
+// heldBy is the answer to whom did not get the lease.
+func heldBy(holder string, left time.Duration) refill.Begun {
+	r := refill.Begun{State: refill.BeginHeld, Left: left}
+	if failure, failed := strings.CutPrefix(holder, "!"); failed {
+		r.Failure = failure
 	} else {
-		l.Holder = there
+		r.Holder = holder
 	}
-	if how != refill.AskOnce {
-		l.Left = life(left)
+	return r
+}
+
+// holderOf is holder_of of lua/common.lua.
+func holderOf(lease string) string {
+	if strings.HasPrefix(lease, "!") {
+		return lease
 	}
-	return l
+	return strings.TrimSuffix(lease, "+")
 }
 
 // life is what is left of something by its PTTL. Redis rounds down, and 0 would say that nobody asked.
 func life(pttl int64) time.Duration {
 	return time.Duration(max(pttl, 1)) * time.Millisecond
-}
-
-// Claim implements refill.Store.
-func (s *Store) Claim(ctx context.Context, key, token, seen string, ttl time.Duration) (refill.Claim, error) {
-	k := s.keys(key)
-	return call(ctx, &s.calls, "claim", func(ctx context.Context) (refill.Claim, error) {
-		sent := s.clock.elapsed()
-		reply, err := claimScript.run(ctx, s.client, k.fill(), token, s.channel(), key, seen, millis(ttl)).Slice()
-		if err != nil {
-			return refill.Claim{}, err
-		}
-		got := s.clock.elapsed()
-		c, err := claimOf(reply)
-		if err == nil {
-			s.clock.learn(sample{sent: sent, got: got, server: c.Now})
-		}
-		return c, err
-	})
-}
-
-func claimOf(reply []any) (c refill.Claim, err error) {
-	if len(reply) < 3 {
-		return c, errReply
-	}
-	state, ok := reply[0].(int64)
-	ok = ok && state >= 0 && state <= int64(refill.ClaimLost)
-	var number [2]int64
-	for i := range number {
-		text, _ := reply[1+i].(string)
-		number[i], err = strconv.ParseInt(text, 10, 64)
-		ok = ok && err == nil
-	}
-	c.State, c.Now = refill.ClaimState(state), time.Unix(number[0], number[1]*1000)
-	if c.State == refill.ClaimOther {
-		record, there := "", len(reply) > 3
-		if there {
-			record, there = reply[3].(string)
-		}
-		c.Record, ok = []byte(record), ok && there
-	}
-	if !ok {
-		return refill.Claim{}, errReply
-	}
-	return c, nil
 }
 
 // Renew implements refill.Store.
@@ -241,7 +199,7 @@ func (s *Store) Publish(ctx context.Context, p refill.Publication) (refill.Publi
 		s.hub.echo.expect(p.Key, p.Token)
 	}
 	state, err := call(ctx, &s.calls, "publish", func(ctx context.Context) (refill.Published, error) {
-		state, err := publishScript.run(ctx, s.client, append(k.fill(), k.wait()),
+		state, err := publishScript.run(ctx, s.client, k.fill(),
 			p.Token, s.channel(), p.Key, p.Replaced, record, millis(p.Keep), refill.MaxNoteRecord, quiet).Int()
 		if err == nil && (state < 0 || state > int(refill.PublishNoRoom)) {
 			err = errReply

@@ -2,6 +2,7 @@ package goredis
 
 import (
 	"context"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -122,16 +123,26 @@ func TestDoubts(t *testing.T) {
 
 func TestRepliesThatMakeNoSense(t *testing.T) {
 	for _, reply := range [][]any{
-		nil, {}, {int64(0)}, {int64(0), "1"}, {"0", "1", "2"}, {int64(0), int64(1), "2"}, {int64(0), "x", "2"},
-		{int64(1), "1", "2"}, {int64(1), "1", "2", int64(3)},
+		nil, {}, {int64(0)}, {int64(0), "1"}, {"0", "1", "2"}, {int64(0), int64(1), "2"}, {int64(0), "1", int64(2)}, {int64(0), "x", "2"},
+		{int64(1)}, {int64(1), int64(2)}, {int64(2), "a#1"}, {int64(2), "a#1", "7"}, {int64(2), int64(7), int64(7)}, {int64(3), "1", "2"},
+		{int64(-1), "1", "2"}, {int64(256), "1", "2"},
 	} {
-		if c, err := claimOf(reply); err == nil {
-			t.Errorf("%v: %+v", reply, c)
+		if r, err := begunOf(reply); err == nil {
+			t.Errorf("%v: %+v", reply, r)
 		}
 	}
-	c, err := claimOf([]any{int64(1), "1700000000", "000042", "record"})
-	if err != nil || c.State != refill.ClaimOther || string(c.Record) != "record" || c.Now.UnixMicro() != 1700000000000042 {
-		t.Errorf("%+v, %v", c, err)
+	for _, c := range []struct {
+		reply []any
+		want  refill.Begun
+	}{
+		{[]any{int64(0), "1700000000", "000042"}, refill.Begun{Now: time.UnixMicro(1700000000000042)}},
+		{[]any{int64(1), "record"}, refill.Begun{State: refill.BeginOther, Record: []byte("record")}},
+		{[]any{int64(2), "a#1", int64(7)}, refill.Begun{State: refill.BeginHeld, Holder: "a#1", Left: 7 * time.Millisecond}},
+		{[]any{int64(2), "!no+", int64(0)}, refill.Begun{State: refill.BeginHeld, Failure: "no+", Left: time.Millisecond}},
+	} {
+		if r, err := begunOf(c.reply); err != nil || !reflect.DeepEqual(r, c.want) {
+			t.Errorf("%v: %+v, %v", c.reply, r, err)
+		}
 	}
 }
 

@@ -13,13 +13,15 @@ import (
 )
 
 // FuzzReplies lets a server answer anything at all to every step: no step panics or hangs, and what is no answer of ours
-// is an error, or nothing, never a lease that was won or a claim with a time from nowhere.
+// is an error, or nothing, never a load that begins at a time from nowhere.
 func FuzzReplies(f *testing.F) {
 	for _, reply := range []string{
 		"$-1\r\n", "$0\r\n\r\n", "+OK\r\n", ":1\r\n", ":2\r\n", "-ERR no\r\n", "-WRONGTYPE no\r\n", "-NOSCRIPT no\r\n", "-OOM no\r\n",
 		"-READONLY no\r\n", "-LOADING no\r\n", "*0\r\n", "*-1\r\n", "*1\r\n:1\r\n", "*3\r\n:0\r\n$1\r\na\r\n:5\r\n", "*3\r\n:0\r\n$1\r\n1\r\n$1\r\n2\r\n",
 		"*3\r\n:0\r\n$1\r\nx\r\n$1\r\n2\r\n", "*4\r\n:1\r\n$1\r\n1\r\n$1\r\n2\r\n:7\r\n", "*3\r\n:9\r\n$20\r\n99999999999999999999\r\n$1\r\n2\r\n",
 		"$5\r\nabc", "*2\r\n$1\r\na\r\n", "hello", "", "\r\n", "$3\r\na#1\r\n:-1\r\n", "$3\r\nb#1\r\n:100\r\n", ":7\r\n", ":-1\r\n",
+		"*2\r\n:0\r\n$1\r\n1\r\n", "*2\r\n:1\r\n$6\r\nrecord\r\n", "*2\r\n:1\r\n$0\r\n\r\n", "*3\r\n:2\r\n$3\r\nb#1\r\n:100\r\n",
+		"*3\r\n:2\r\n$3\r\nb#1\r\n:-1\r\n", "*2\r\n:2\r\n$5\r\n!boom\r\n", "$4\r\nb#1+\r\n", "$5\r\n!boom\r\n",
 		"*3\r\n:9\r\n$1\r\n1\r\n$1\r\n2\r\n", "_\r\n", "#t\r\n", "%1\r\n+a\r\n:1\r\n",
 	} {
 		f.Add([]byte(reply))
@@ -36,12 +38,15 @@ func FuzzReplies(f *testing.F) {
 		defer cancel()
 		_, _ = s.Get(ctx, "product:42")
 		for _, how := range []refill.Ask{refill.AskOnce, refill.AskLeft, refill.AskForce} {
-			if l, err := s.TryLease(ctx, "product:42", "a#1", time.Minute, how); err == nil && !l.Won && l.Left < 0 {
-				t.Errorf("%q: %+v", reply, l)
+			b := refill.Bid{Key: "product:42", Token: "a#1", LeaseTTL: time.Minute, ClaimTTL: time.Minute, Ask: how}
+			r, err := s.Begin(ctx, b)
+			if err != nil {
+				continue
 			}
-		}
-		if r, err := s.Claim(ctx, "product:42", "a#1", "", time.Minute); err == nil && (r.State > refill.ClaimLost || r.Now.IsZero()) {
-			t.Errorf("%q: %+v", reply, r)
+			taken, other := r.State == refill.BeginTaken, r.State == refill.BeginOther
+			if r.State > refill.BeginHeld || taken == r.Now.IsZero() || other != (r.Record != nil) || r.Left < 0 {
+				t.Errorf("%q, Ask %d: %+v", reply, how, r)
+			}
 		}
 		if state, err := s.Publish(ctx, refill.Publication{Key: "product:42", Token: "a#1"}); err == nil && state > refill.PublishNoRoom {
 			t.Errorf("%q: published %d", reply, state)
@@ -70,8 +75,9 @@ func parrot(reply []byte) net.Conn {
 	go func() {
 		defer server.Close()
 		_ = server.SetDeadline(time.Now().Add(time.Second))
-		answer, request := []byte("-ERR unknown command\r\n"), make([]byte, 4<<10)
-		for greeting := true; greeting; { // the client greets first
+		answer, request := []byte("-ERR unknown command\r\n"), make([]byte, 64<<10)
+		// The client greets first, and sends a script in one piece.
+		for greeting := true; greeting; {
 			n, err := server.Read(request)
 			if err != nil {
 				return

@@ -11,11 +11,8 @@ import (
 //go:embed lua/common.lua
 var luaCommon string
 
-//go:embed lua/lease.lua
-var luaLease string
-
-//go:embed lua/claim.lua
-var luaClaim string
+//go:embed lua/begin.lua
+var luaBegin string
 
 //go:embed lua/renew.lua
 var luaRenew string
@@ -59,8 +56,7 @@ func newScript(source string) script {
 }
 
 var (
-	leaseScript      = newScript(luaLease)
-	claimScript      = newScript(luaClaim)
+	beginScript      = newScript(luaBegin)
 	renewScript      = newScript(luaRenew)
 	publishScript    = newScript(luaPublish)
 	failScript       = newScript(luaFail)

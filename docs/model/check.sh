@@ -83,15 +83,17 @@ breaks() {
 }
 
 row '' states options 'as it is: holds'
-holds 'G1 G2 G3 G6: loads that fail or are abandoned' -DFAILS
+holds 'G1 G2 G3 G6: loads that fail or are abandoned' -DFAILS -DGETS=4
 holds 'G1 G2 G3: stale values served and refreshed' -DSTALE -DTTL=1 -DAT=1
-holds 'G1 G2 G3: three nodes' -DNODES=3
+holds 'G1 G2 G3: stale values, not all of them served' -DSTALE -DSPARE -DTTL=2
+holds 'G1 G2 G3: three nodes, four Gets' -DNODES=3 -DGETS=4
 holds 'G1: three nodes, loads longer than TTL' -DNODES=3 -DVOIDS=0 -DTTL=2
 holds 'G1: large records, four Gets' -DBIG -DTTL=1 -DGETS=4 -DVOIDS=0
 holds 'G1 G2 G3: Expire' -DSOFT -DSTALE
 holds 'G2 G3 G4: lease and claim run out at any moment' -DFAULTS
-holds 'G2 G3 G4: the same with Expire' -DFAULTS -DSOFT -DSTALE -DGETS=2
-holds 'G1 G2 G3 G4: a node dies' -DDEATH
+holds 'G2 G3 G4: the same with stale values' -DFAULTS -DSTALE -DSPARE -DTTL=1
+holds 'G2 G3 G4: the same with Expire' -DFAULTS -DSOFT -DSTALE
+holds 'G1 G2 G3 G4: a node dies' -DDEATH -DGETS=4
 holds 'G2: a subscription breaks and returns' -DLOSSY=1 -DAT=1
 ends 'G4: no Get goes round for ever' -DCYCLES -DFAILS
 
@@ -124,9 +126,10 @@ breaks 'G1: two loads at a time' "$single" -DNO_LEASE_CHECK
 breaks 'G6: a load before the back-off is over' '!(resting)' -DNO_BACKOFF -DFAILS
 breaks 'G4: a lease is left behind' '(lease!=me)' -DREFUSED_KEEPS_LEASE -DFAULTS
 breaks 'G4: a Get sleeps beside a free key' "$asleep" -DSILENT_REFUSAL -DFAULTS
-breaks 'the same' "$asleep" -DSILENT_GIVE_BACK
+breaks 'the same' "$asleep" -DSILENT_GIVE_BACK -DSTALE -DSPARE -DTTL=2 -DGETS=4 -DVOIDS=0
 breaks 'the same' "$asleep" -DSILENT_RELEASE -DFAILS
-breaks 'the same' $asleep -DQUIET_IS_DEAF
+breaks 'the same' "$asleep" -DQUIET_IS_DEAF
+breaks 'the same' "$asleep" -DOWN_LEASE_ANEW -DSTALE -DTTL=1
 
 echo
 if [ $status = 0 ]; then echo "model: all as it should be, $((SECONDS - began)) s"; else echo 'model: FAILED'; fi

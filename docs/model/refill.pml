@@ -12,6 +12,7 @@
  *   VOIDS=n AT=n     n Invalidates, each after a write to the database, on the nodes from AT on (default 1 and 0)
  *   SOFT             these are Expires: the value stays, marked stale
  *   STALE            StaleFor is not 0: stale values are served, and refreshed behind
+ *   SPARE            ... and some are past StaleFor, and kept for StaleIfError: who finds one waits
  *   TTL=n            n values grow old
  *   FAILS            loads fail, or are abandoned by their callers
  *   BIG              records do not travel with their announcement
@@ -43,7 +44,8 @@
 #define node(token) ((token - 1) % NODES)
 
 mtype = { filled, failed, released, voided, up }; /* announcements; up is what a Listen says of itself */
-mtype = { idle, leased, loading };                /* how far a flight is with its own fill */
+mtype = { idle, leased, loading };                /* how far a flight is with its own fill; leased = a refresh between its two steps */
+mtype = { refresh, served };                      /* a flight for whom nobody waits: its caller has gone, or all have got a stale value */
 mtype = { whole, broken, down };                  /* a subscription; broken = and the node does not know it yet */
 
 /* ---- The store: what stands in Redis under the key. ---- */
@@ -52,7 +54,7 @@ byte value;  /* token of the record, NOBODY = none */
 bool marked; /* the record was marked stale by Expire */
 byte lease;  /* the refill lock: who loads. For efficiency. */
 byte claim;  /* whose load may be stored. For correctness. */
-bool awaiting; /* somebody who lost the lease has noted that it waits */
+bool awaiting; /* the '+' in the lease: somebody has noted that it waits for the holder. Ends with this very lease */
 
 chan inbox[NODES] = [8] of { mtype, byte, byte }; /* what PUBLISH has sent, per node and in order */
 
@@ -74,6 +76,7 @@ byte heardFrom[GETS + 1];
 bool overdue[GETS + 1]; /* the lease that it waits for has run out: its timer is due */
 byte lostTo[GETS + 1];  /* the fill that it waits for */
 mtype phase[GETS + 1] = idle;
+mtype unwanted[GETS + 1]; /* 0 = somebody waits for this flight */
 
 /* ---- What only the checks look at. ---- */
 
@@ -126,28 +129,45 @@ inline announce(kind, token, replaced)
 	od
 }
 
+inline freeLease()
+{
+	lease = NOBODY;
+	awaiting = false
+}
+
+/* A lease that is the token's already stays as it is, also marked. */
+inline takeLease(token)
+{
+#ifdef OWN_LEASE_ANEW
+	awaiting = false;
+#else
+	if :: lease != token -> awaiting = false :: else fi;
+#endif
+	lease = token
+}
+
 /* common.lua, free: had says that anything was the token's. */
 inline free(token, had)
 {
 	had = (lease == token || claim == token);
-	if :: lease == token -> lease = NOBODY :: else fi;
+	if :: lease == token -> freeLease() :: else fi;
 	if :: claim == token -> claim = NOBODY :: else fi
 }
 
-/* claim.lua: what it looks at. */
-#ifdef NO_LEASE_CHECK
-#define leaseCounts(token) true
-#else
-#define leaseCounts(token) (lease == token)
-#endif
+/* begin.lua: what it looks at. */
 #ifdef NO_SECOND_LOOK
 #define otherThan(seen) false
 #else
 #define otherThan(seen) (value != NOBODY && value != seen)
 #endif
+#ifdef NO_LEASE_CHECK
+#define heldFrom(token) false
+#else
+#define heldFrom(token) (lease != NOBODY && lease != token)
+#endif
 
-/* claim.lua, when the lease is still the token's and the value is the one that was seen. */
-inline takeClaim(token)
+/* begin.lua, when the value is the one that was seen and nobody else has the lease: both in the same act. */
+inline takeBoth(token)
 {
 #ifndef FAULTS
 	assert(claim == NOBODY || dead[node(claim)]); /* G1: one load at a time ... */
@@ -156,12 +176,24 @@ inline takeClaim(token)
 	assert(!resting);               /* G6: after a failure, none before the back-off is over */
 	due = false;
 #endif
+	takeLease(token);
 	claim = token;
 	claims++;
 	began[token] = claims;
 	saw[token] = db; /* the load reads the database as early as it can: later it would only see what is newer */
 	phase[token] = loading
 }
+
+/* publish.lua: when it may be quiet. The lease must be there still: the mark of one that ran out is lost. */
+#ifdef QUIET_IS_DEAF
+#define unawaited(token) true
+#else
+#ifdef QUIET_WITHOUT_LEASE
+#define unawaited(token) (!awaiting)
+#else
+#define unawaited(token) (lease == token && !awaiting)
+#endif
+#endif
 
 /* publish.lua. stored says whether the record was. */
 inline publish(token, replaced, stored)
@@ -176,24 +208,19 @@ inline publish(token, replaced, stored)
 		assert(began[token] > lastStored); /* G3: never over a newer one */
 		assert(saw[token] >= gone);        /* G2: never, once an Invalidate has voided it */
 		lastStored = began[token];
-		lease = NOBODY;
 		claim = NOBODY;
 		value = token;
 		marked = false;
-		if /* Publication.Quiet: nothing is replaced, and nobody has noted that it waits */
-#ifdef QUIET_IS_DEAF
-		:: replaced == NOBODY
-#else
-		:: replaced == NOBODY && !awaiting
-#endif
+		if
+		:: replaced == NOBODY && unawaited(token) /* Publication.Quiet */
 		:: else -> announce(filled, token, replaced)
 		fi;
-		awaiting = false
+		freeLease() /* whosever it is */
 	:: else ->
 #ifndef REFUSED_KEEPS_LEASE
 		if
 		:: lease == token ->
-			lease = NOBODY;
+			freeLease();
 #ifndef SILENT_REFUSAL
 			announce(released, NOBODY, NOBODY)
 #endif
@@ -252,7 +279,7 @@ inline voidKey(n, version)
 	marked = false;
 #endif
 #ifndef VOID_KEEPS_LEASE
-	lease = NOBODY;
+	freeLease();
 	resting = false;
 #endif
 #ifndef VOID_KEEPS_CLAIM
@@ -347,6 +374,19 @@ inline woken()
 	waits[me] = false; heard[me] = 0; heardFrom[me] = NOBODY; overdue[me] = false; yes = false
 }
 
+/* Loader.recall: a node that knows that its entry is past its time does not ask for it. The middle case is a refresh's only. */
+inline recall()
+{
+	if
+	:: valid(n) && !fresh(l1[n], l1marked[n]) -> seen = l1[n]; goto Bid
+	:: valid(n) && fresh(l1[n], l1marked[n]) && !l1old[n] -> /* a flight that ended a moment ago has put it there */
+		assert(saw[l1[n]] >= wants[me]);
+		finish();
+		goto end_over
+	:: else -> goto Look
+	fi
+}
+
 inline leave()
 {
 	open[n]--;
@@ -364,7 +404,7 @@ inline finish()
 	leave();
 	if :: flying[n] == me -> flying[n] = NOBODY :: else fi;
 	woken();
-	lostTo[me] = NOBODY; wants[me] = 0; seen = 0; at = 0; rec = NOBODY; mark = false; behind = false
+	lostTo[me] = NOBODY; wants[me] = 0; seen = 0; at = 0; rec = NOBODY; mark = false; once = false; unwanted[me] = 0
 }
 
 proctype Get(byte me)
@@ -372,9 +412,10 @@ proctype Get(byte me)
 	byte n = node(me);
 	byte seen;   /* call.seen: token of the record in the store, as far as known */
 	byte at;     /* call.at */
-	byte rec;    /* a record in hand: the reply to a Get or a Claim, or what travelled with a note */
+	byte rec;    /* a record in hand: the reply to a Get or a Begin, or what travelled with a note */
 	bool mark;   /* ... and whether Expire had marked it */
-	bool behind; /* the caller has got a stale value, this is a refresh */
+	bool behind; /* the caller has got a stale value */
+	bool once;   /* AskOnce: nobody waits */
 	bool yes;    /* another reply */
 
 	{
@@ -388,13 +429,23 @@ proctype Get(byte me)
 			if :: !behind -> leave(); goto end_over :: else fi
 		:: else ->
 #ifdef STALE
-			behind = valid(n)
+			if
+			:: behind = valid(n)
+#ifdef SPARE
+			:: valid(n) /* past StaleFor */
+#endif
+			fi
 #endif
 		fi;
 		if
 		:: flying[n] != NOBODY ->
 			/* Join. One who joins waits for nothing but this flight's end: all that counts is what it may be given. */
-			if :: !behind -> wants[flying[n]] = promised[n] :: else fi;
+			if
+			:: !behind ->
+				wants[flying[n]] = promised[n];
+				if :: unwanted[flying[n]] == refresh -> unwanted[flying[n]] = 0 :: else fi
+			:: else
+			fi;
 			behind = false;
 			leave();
 			goto end_over
@@ -402,14 +453,15 @@ proctype Get(byte me)
 			flying[n] = me;
 			wants[me] = promised[n]
 		fi;
-		/* A node that knows that its entry is past its time does not ask for it. */
 		if
-		:: valid(n) ->
-			seen = l1[n];
-			if :: !fresh(seen, l1marked[n]) -> goto TryLease :: else fi
-		:: else
+		:: !behind -> recall()
+		:: else ->
+			behind = false;
+			unwanted[me] = refresh;
+			if :: once = true :: skip /* not the first try for this entry */ fi
 		fi
 	}
+	atomic { recall() } /* a refresh begins when its caller has gone: L1 may have changed since */
 
 Look: /* Step 2. */
 	atomic { at = noted(n); rec = value; mark = marked }
@@ -426,37 +478,64 @@ Take: /* Loader.take: a record in hand. The store may have changed since. */
 			goto end_over
 		:: else ->
 #ifdef STALE
-			keep(n, rec, mark, at);
-			behind = true
+			if
+			:: keep(n, rec, mark, at); unwanted[me] = served
+#ifdef SPARE
+			:: unwanted[me] != served /* past StaleFor */
+#endif
+			fi
 #endif
 		fi;
 		rec = NOBODY;
 		mark = false
 	}
 
-TryLease: /* Step 3, lease.lua. What was heard before counts no more: the store is asked. */
+Bid: /* Step 3: Store.Begin. What was heard before counts no more: the store is asked. */
 	atomic {
-		at = noted(n);
 		if
-		:: lease == NOBODY || lease == me ->
-			lease = me;
-			phase[me] = leased;
-			goto Claim
-		:: lease == BACKOFF || (lease != NOBODY && lease != me && behind) ->
-			finish(); /* with the error that was left there; or others do what a refresh would do */
-			goto end_over
-		:: else
+		:: phase[me] == leased /* the second step of AskOnce */
+		:: else ->
+			at = noted(n);
+			if
+			:: once && lease == NOBODY -> /* its first step, SET NX: all but one of a fleet leave here */
+				takeLease(me);
+				phase[me] = leased;
+				goto Bid /* ends the atomic: anything may come between */
+			:: once && lease != NOBODY && lease != BACKOFF && !unwanted[me] -> once = false /* AskLeft: somebody has joined */
+			:: once && (lease == BACKOFF || lease != NOBODY && unwanted[me]) -> finish(); goto end_over
+			:: !once
+			fi
 		fi;
-#ifndef FAULTS
-		assert(phase[lease] != loading || claim == lease); /* nobody waits for a load that cannot be stored any more */
-#endif
-		lostTo[me] = lease
-	}
-	atomic { /* who loses notes that it waits, and only then looks whether there is still something to wait for */
-		awaiting = true;
+		phase[me] = idle;
+		/* begin.lua: the second look; the lease with the right to store, or the mark that somebody waits. */
 		if
-		:: lease != lostTo[me] -> lostTo[me] = NOBODY; goto TryLease
-		:: else -> waits[me] = true
+		:: otherThan(seen) ->
+			rec = value; mark = marked;
+			if
+			:: lease == me ->
+				freeLease();
+#ifndef SILENT_GIVE_BACK
+				announce(released, NOBODY, NOBODY)
+#endif
+			:: else
+			fi;
+			goto Take
+		:: !otherThan(seen) && lease == BACKOFF -> finish(); goto end_over /* with the error that was left there */
+		:: !otherThan(seen) && lease != BACKOFF && heldFrom(me) ->
+			awaiting = true;
+			if
+			:: unwanted[me] -> finish(); goto end_over /* others do what a refresh would do */
+			:: !unwanted[me] && once -> once = false; goto Bid /* AskLeft: somebody has joined */
+			:: !unwanted[me] && !once
+			fi;
+#ifndef FAULTS
+			assert(phase[lease] != loading || claim == lease); /* nobody waits for a load that cannot be stored any more */
+#endif
+			lostTo[me] = lease;
+			waits[me] = true
+		:: !otherThan(seen) && lease != BACKOFF && !heldFrom(me) ->
+			takeBoth(me);
+			goto Load
 		fi
 	}
 
@@ -479,41 +558,21 @@ Await: /* The announcement, or the end of the lease, whichever is first. */
 			fi;
 			if
 			:: heard[me] == filled -> woken(); goto Look
-			:: else -> woken(); goto TryLease
+			:: else -> woken(); goto Bid
 			fi
-		:: overdue[me] -> woken(); goto TryLease
+		:: overdue[me] -> woken(); goto Bid
 		:: unheard(n) && !overdue[me] && lease != lostTo[me] ->
 			assert(false) /* asleep beside a lease that was freed: nothing but the timer would wake it */
 #ifdef LOSSY
-		:: link[n] != whole && lease != lostTo[me] -> woken(); goto TryLease /* the timer */
+		:: link[n] != whole && lease != lostTo[me] -> woken(); goto Bid /* the timer */
 #endif
 		fi
 	}
 
-Claim: /* claim.lua: the lease, the second look, and the right to store. */
-	if
-#ifdef FAILS
-	:: atomic { release(me, yes); finish(); goto end_over } /* everybody has left while the lease was on its way */
-#endif
-	:: atomic { !leaseCounts(me) ->
-		phase[me] = idle;
-		goto Look }
-	:: atomic { leaseCounts(me) && otherThan(seen) ->
-		rec = value; mark = marked;
-		lease = NOBODY;
-		phase[me] = idle;
-#ifndef SILENT_GIVE_BACK
-		announce(released, NOBODY, NOBODY);
-#endif
-		goto Take }
-	:: atomic { leaseCounts(me) && !otherThan(seen) ->
-		takeClaim(me) }
-	fi;
-
-	/* Step 4: the load runs. */
+Load: /* Step 4: the load runs. */
 	do
 #ifndef CYCLES
-	:: atomic { renews(me) -> lease = me } /* Renew: renew.lua. Nothing has a length here: all that counts is that it creates none */
+	:: atomic { renews(me) -> takeLease(me) } /* Renew: renew.lua. Nothing has a length here: all that counts is that it creates none */
 #endif
 	:: atomic { /* Step 5: publish.lua. */
 		publish(me, seen, yes);
@@ -663,7 +722,7 @@ end:
 			i++
 		:: else -> i = 0; break
 		od;
-		lease = NOBODY }
+		freeLease() }
 	:: atomic { lease == BACKOFF -> lease = NOBODY; resting = false }
 #ifdef FAULTS
 	:: atomic { claim != NOBODY -> claim = NOBODY }

@@ -129,11 +129,11 @@ func TestClockSetBackFreesLeases(t *testing.T) {
 	const lockTTL, errorTTL = time.Second, time.Second // the defaults
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Second)
 	defer cancel()
-	if l, err := n.store.TryLease(ctx, "farm:dead", "dead#1", lockTTL, refill.AskLeft); err != nil || !l.Won {
-		t.Fatal(l, err)
-	}
-	if l, err := n.store.TryLease(ctx, "farm:failed", "dead#2", lockTTL, refill.AskLeft); err != nil || !l.Won {
-		t.Fatal(l, err)
+	for key, token := range map[string]string{"farm:dead": "dead#1", "farm:failed": "dead#2"} {
+		b := refill.Bid{Key: key, Token: token, LeaseTTL: lockTTL, ClaimTTL: time.Minute, Ask: refill.AskLeft}
+		if r, err := n.store.Begin(ctx, b); err != nil || r.State != refill.BeginTaken {
+			t.Fatal(r, err)
+		}
 	}
 	if err := n.store.Fail(ctx, "farm:failed", "dead#2", `{"text":"boom"}`, errorTTL); err != nil {
 		t.Fatal(err)

@@ -53,31 +53,34 @@ type goredisStep struct {
 	call func(ctx context.Context, s *goredis.Store) error
 }
 
+// goredisBid is a call of Begin for product:42.
+func goredisBid(b refill.Bid) func(context.Context, *goredis.Store) error {
+	b.Key, b.LeaseTTL, b.ClaimTTL = "product:42", time.Minute, time.Minute
+	return func(ctx context.Context, s *goredis.Store) error {
+		_, err := s.Begin(ctx, b)
+		return err
+	}
+}
+
+// goredisBegin begins a fill, which nothing may be in the way of.
+func goredisBegin(t testing.TB, s *goredis.Store, key, token string) {
+	t.Helper()
+	b := refill.Bid{Key: key, Token: token, LeaseTTL: time.Minute, ClaimTTL: time.Minute, Ask: refill.AskLeft}
+	if r, err := s.Begin(context.Background(), b); err != nil || r.State != refill.BeginTaken {
+		t.Fatal(r, err)
+	}
+}
+
 func goredisSteps(t testing.TB) []goredisStep {
 	const key, token = "product:42", "a#1"
 	record := goredisRecord(t, token, "x")
 	return []goredisStep{
 		{"Get", func(ctx context.Context, s *goredis.Store) error { _, err := s.Get(ctx, key); return err }},
-		{"TryLease once", func(ctx context.Context, s *goredis.Store) error {
-			_, err := s.TryLease(ctx, key, token, time.Minute, refill.AskOnce)
-			return err
-		}},
-		{"TryLease left", func(ctx context.Context, s *goredis.Store) error {
-			_, err := s.TryLease(ctx, key, token, time.Minute, refill.AskLeft)
-			return err
-		}},
-		{"TryLease lost", func(ctx context.Context, s *goredis.Store) error {
-			_, err := s.TryLease(ctx, key, "b#1", time.Minute, refill.AskLeft)
-			return err
-		}},
-		{"TryLease force", func(ctx context.Context, s *goredis.Store) error {
-			_, err := s.TryLease(ctx, key, token, time.Minute, refill.AskForce)
-			return err
-		}},
-		{"Claim", func(ctx context.Context, s *goredis.Store) error {
-			_, err := s.Claim(ctx, key, token, "", time.Minute)
-			return err
-		}},
+		{"Begin once", goredisBid(refill.Bid{Token: token, Ask: refill.AskOnce})},
+		{"Begin again", goredisBid(refill.Bid{Token: token, Ask: refill.AskLeft})},
+		{"Begin lost once", goredisBid(refill.Bid{Token: "b#1", Ask: refill.AskOnce})},
+		{"Begin lost first", goredisBid(refill.Bid{Token: "b#1", Ask: refill.AskLeft})},
+		{"Begin lost", goredisBid(refill.Bid{Token: "b#2", Ask: refill.AskForce})},
 		{"Renew", func(ctx context.Context, s *goredis.Store) error {
 			_, err := s.Renew(ctx, key, token, time.Minute)
 			return err
@@ -86,6 +89,8 @@ func goredisSteps(t testing.TB) []goredisStep {
 			_, err := s.Publish(ctx, refill.Publication{Key: key, Token: token, Record: record, Keep: time.Minute})
 			return err
 		}},
+		{"Begin other", goredisBid(refill.Bid{Token: "b#3", Ask: refill.AskLeft})},
+		{"Begin left", goredisBid(refill.Bid{Token: token, Seen: token, Ask: refill.AskLeft})},
 		{"Fail", func(ctx context.Context, s *goredis.Store) error { return s.Fail(ctx, key, token, "boom", time.Second) }},
 		{"Release", func(ctx context.Context, s *goredis.Store) error { return s.Release(ctx, key, token) }},
 		{"Invalidate", func(ctx context.Context, s *goredis.Store) error { return s.Invalidate(ctx, token, key, "product:43") }},
@@ -141,17 +146,19 @@ func TestGoredisCommandsPerStep(t *testing.T) {
 	}
 	c.FlushAll(ctx)
 	want := map[string]map[string]int64{
-		"Get":            {"get": 1},
-		"TryLease once":  {"set": 1},
-		"TryLease left":  {"set": 1}, // ours already
-		"TryLease lost":  {"set": 2, "pttl": 1},
-		"TryLease force": {"evalsha": 1, "mget": 1, "set": 1},
-		"Claim":          {"evalsha": 1, "mget": 1, "set": 1, "time": 1},
-		"Renew":          {"evalsha": 1, "mget": 1, "pexpire": 1},
-		"Publish":        {"evalsha": 1, "mget": 1, "del": 1, "set": 1, "publish": 1},
-		"Invalidate":     {"evalsha": 2, "del": 2, "publish": 2},
-		"GetMany":        {"get": 3},
-		"HoldTags":       {"evalsha": 1, "mget": 1, "time": 1, "set": 1},
+		"Get":              {"get": 1},
+		"Begin once":       {"set": 2, "evalsha": 1, "mget": 1, "time": 1},
+		"Begin again":      {"set": 1, "evalsha": 1, "mget": 1, "time": 1}, // the lease is ours already
+		"Begin lost once":  {"set": 1},
+		"Begin lost first": {"evalsha": 1, "mget": 1, "pttl": 1, "append": 1},
+		"Begin lost":       {"evalsha": 1, "mget": 1, "pttl": 1}, // the holder knows that somebody waits
+		"Begin left":       {"set": 2, "evalsha": 1, "mget": 1, "time": 1},
+		"Begin other":      {"evalsha": 1, "mget": 1},
+		"Renew":            {"evalsha": 1, "mget": 1, "pexpire": 1},
+		"Publish":          {"evalsha": 1, "mget": 1, "del": 1, "set": 1, "publish": 1},
+		"Invalidate":       {"evalsha": 2, "del": 2, "publish": 2},
+		"GetMany":          {"get": 3},
+		"HoldTags":         {"evalsha": 1, "mget": 1, "time": 1, "set": 1},
 		// Those who find a mark read it and its life, and write nothing that is not needed.
 		"HoldTags again":   {"evalsha": 1, "mget": 1, "pttl": 1, "pexpire": 1},
 		"HoldTags in vain": {"evalsha": 1, "mget": 1, "pttl": 1},
@@ -413,20 +420,23 @@ func TestGoredisLostReply(t *testing.T) {
 	if _, err := s.Get(ctx, "product:42"); err != nil {
 		t.Fatal(err)
 	}
+	goredisBegin(t, s, "product:warm", "a#1") // the script is loaded
 	for i, how := range []refill.Ask{refill.AskOnce, refill.AskLeft, refill.AskForce} {
-		key, request := fmt.Sprint("product:", i), "nx"
-		if how == refill.AskForce {
-			if _, err := s.TryLease(ctx, "product:warm", "a#1", time.Minute, how); err != nil {
+		b := refill.Bid{Key: fmt.Sprint("product:", i), Token: "a#1", LeaseTTL: time.Minute, ClaimTTL: time.Minute, Ask: how}
+		requests := []string{"evalsha"}
+		if how == refill.AskOnce {
+			requests = []string{"nx", "evalsha"}
+		}
+		for _, request := range requests {
+			lost := proxy.LoseReply(request)
+			if r, err := s.Begin(ctx, b); err != nil || r.State != refill.BeginTaken {
+				t.Errorf("Ask %d, reply to %s lost: %+v, %v, want it taken", how, request, r, err)
+			}
+			<-lost
+			if err := s.Release(ctx, b.Key, b.Token); err != nil {
 				t.Fatal(err)
 			}
-			request = "evalsha"
 		}
-		lost := proxy.LoseReply(request)
-		l, err := s.TryLease(ctx, key, "a#1", time.Minute, how)
-		if err != nil || !l.Won {
-			t.Errorf("Ask %d: %+v, %v, want it won", how, l, err)
-		}
-		<-lost
 	}
 }
 
@@ -513,12 +523,7 @@ func TestGoredisAnnouncementsOnTheWire(t *testing.T) {
 	record := goredisRecord(t, "a#1", "x")
 	begin := func(token string) {
 		t.Helper()
-		if l, err := s.TryLease(ctx, key, token, time.Minute, refill.AskLeft); err != nil || !l.Won {
-			t.Fatal(l, err)
-		}
-		if r, err := s.Claim(ctx, key, token, "", time.Minute); err != nil || r.State != refill.ClaimTaken {
-			t.Fatal(r, err)
-		}
+		goredisBegin(t, s, key, token)
 	}
 	for _, step := range []struct {
 		act  func() error
@@ -773,15 +778,13 @@ func TestGoredisFullServer(t *testing.T) {
 	ctx := context.Background()
 	e := goredisListen(t, s, "product")
 	e.next(refill.NoteUp)
-	if l, err := s.TryLease(ctx, "product:42", "a#1", time.Minute, refill.AskLeft); err != nil || !l.Won {
-		t.Fatal(l, err)
-	}
-	if r, err := s.Claim(ctx, "product:42", "a#1", "", time.Minute); err != nil || r.State != refill.ClaimTaken {
-		t.Fatal(r, err)
-	}
+	goredisBegin(t, s, "product:42", "a#1")
 	c.ConfigSet(ctx, "maxmemory", "1")
-	if _, err := s.TryLease(ctx, "product:43", "a#1", time.Minute, refill.AskLeft); err == nil {
-		t.Error("a lease was taken from a full server")
+	for _, how := range []refill.Ask{refill.AskOnce, refill.AskLeft} {
+		b := refill.Bid{Key: "product:43", Token: "a#1", LeaseTTL: time.Minute, ClaimTTL: time.Minute, Ask: how}
+		if _, err := s.Begin(ctx, b); err == nil {
+			t.Error("a lease was taken from a full server")
+		}
 	}
 	p := refill.Publication{Key: "product:42", Token: "a#1", Record: goredisRecord(t, "a#1", "x"), Keep: time.Minute}
 	if state, err := s.Publish(ctx, p); err != nil || state == refill.PublishRefused {
@@ -848,12 +851,7 @@ func TestGoredisSentinelFailover(t *testing.T) {
 	if took := time.Since(began); took > 6*time.Second || !slices.Contains(heard, refill.NoteDown) {
 		t.Errorf("after %v, having heard %v", took, heard)
 	}
-	if l, err := s.TryLease(ctx, "product:42", "a#1", time.Minute, refill.AskLeft); err != nil || !l.Won {
-		t.Fatal(l, err)
-	}
-	if c, err := s.Claim(ctx, "product:42", "a#1", "", time.Minute); err != nil || c.State != refill.ClaimTaken {
-		t.Fatal(c, err)
-	}
+	goredisBegin(t, s, "product:42", "a#1")
 	if mine, err := s.Renew(ctx, "product:42", "a#1", time.Minute); err != nil || !mine {
 		t.Errorf("renewal at the new master: %v, %v", mine, err)
 	}

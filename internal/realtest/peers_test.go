@@ -233,7 +233,8 @@ func TestPeerOwnLockTakenForAnothers(t *testing.T) {
 	proxy := realtest.StartProxy(t, server.Addr())
 	load := func(context.Context, string) (string, error) { return "v", nil }
 	l := peerNode(t, &redis.Options{Addr: proxy.Addr()}, load, refill.Config{TTL: time.Hour, LockTTL: time.Minute, LoadTimeout: time.Minute})
-	lost := proxy.LoseReply("nx")
+	peerGet(t, l, "warm") // the scripts are loaded
+	lost := proxy.LoseReply("evalsha")
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	if r, err := l.GetResult(ctx, "k"); err != nil || r.Outcome != refill.EventLed {

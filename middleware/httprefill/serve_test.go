@@ -386,9 +386,7 @@ var errDeaf = errors.New("no answer")
 
 func (deaf) Get(context.Context, string) ([]byte, error) { return nil, errDeaf }
 
-func (deaf) TryLease(context.Context, string, string, time.Duration, refill.Ask) (refill.Lease, error) {
-	return refill.Lease{}, errDeaf
-}
+func (deaf) Begin(context.Context, refill.Bid) (refill.Begun, error) { return refill.Begun{}, errDeaf }
 
 func TestOverload(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -39,11 +39,20 @@ local function set_mark(key, invalidated, expired, life)
   redis.call('SET', key, string.format('%.0f %.0f', invalidated, expired), 'PX', string.format('%.0f', life))
 end
 
--- free deletes lease and claim, each if it is the token's. Answers whether one was, and what stood in the lease.
+-- holder_of reads a lease: whose it is, or '!' and the failure of a back-off, or nil for none; and whether somebody waits for
+-- the holder, as a '+' behind its token says.
+local function holder_of(lease)
+  if not lease or lease == '' then return nil, false end
+  if string.sub(lease, 1, 1) == '!' or string.sub(lease, -1) ~= '+' then return lease, false end
+  return string.sub(lease, 1, -2), true
+end
+
+-- free deletes lease and claim, each if it is the token's. Answers whether one was, and whose the lease was.
 local function free(lease, claim, token)
   local there, mine = redis.call('MGET', lease, claim), {}
-  if there[1] == token then mine[1] = lease end
+  local holder = holder_of(there[1])
+  if holder == token then mine[1] = lease end
   if there[2] == token then mine[#mine + 1] = claim end
   if #mine > 0 then redis.call('DEL', unpack(mine)) end
-  return #mine > 0, there[1]
+  return #mine > 0, holder
 end

@@ -1,8 +1,8 @@
--- KEYS: value, lease, claim, wait. ARGV: token, channel, key, token of the record replaced, record, ttl in ms, size up to
+-- KEYS: value, lease, claim. ARGV: token, channel, key, token of the record replaced, record, ttl in ms, size up to
 -- which a record travels with its note, '1' if nobody has to hear of it who does not wait. Answers a refill.Published.
-local there = redis.call('MGET', KEYS[2], KEYS[3], KEYS[4])
+local there = redis.call('MGET', KEYS[2], KEYS[3])
 if there[2] ~= ARGV[1] then
-  if there[1] == ARGV[1] then
+  if holder_of(there[1]) == ARGV[1] then
     redis.call('DEL', KEYS[2])
     announce(ARGV[2], 'r', ARGV[1], '', ARGV[3], '')
   end
@@ -11,9 +11,9 @@ if there[2] ~= ARGV[1] then
   return record and token_of(record) == ARGV[1] and 0 or 1
 end
 -- Free first: a full Redis refuses the SET, and must not keep everybody waiting for a lease that nobody holds.
-redis.call('DEL', KEYS[2], KEYS[3], KEYS[4])
+redis.call('DEL', KEYS[2], KEYS[3])
 local set = redis.pcall('SET', KEYS[1], ARGV[5], 'PX', ARGV[6])
-if there[3] or ARGV[8] ~= '1' then
+if ARGV[8] ~= '1' or there[1] ~= ARGV[1] or set.err then -- somebody waits, or may have before the lease was lost
   announce(ARGV[2], 'f', ARGV[1], ARGV[4], ARGV[3], #ARGV[5] <= tonumber(ARGV[7]) and ARGV[5] or '')
 end
 return set.err and 2 or 0
