@@ -50,10 +50,12 @@ func (s *Store) GetMany(ctx context.Context, keys ...string) ([][]byte, error) {
 func content(cmd *redis.StringCmd) ([]byte, error) {
 	b, err := cmd.Bytes()
 	switch {
-	case errors.Is(err, redis.Nil), wrongType(err), len(b) == 0 && err == nil:
+	case err == nil && len(b) > 0:
+		return b, nil
+	case err == nil, errors.Is(err, redis.Nil), wrongType(err):
 		return nil, nil
 	}
-	return b, err
+	return nil, err
 }
 
 // readAll reads many Redis keys in one pipeline (not by MGET, which a Cluster refuses for keys of different slots), and the
