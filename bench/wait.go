@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/refill-go/refill/bench/peers"
 )
 
 // wait measures what a caller on one node loses by waiting for a load on another: from the end of the load to the value in
@@ -21,7 +23,11 @@ func wait(ctx context.Context, b *bench) error {
 		{Name: "p50", Unit: "ms", Digits: 2}, {Name: "p99", Unit: "ms", Digits: 2}, {Name: "elsewhere", Unit: "%"},
 		{Name: "commands/key", Digits: 1}, {Name: "trips/key", Digits: 1}, {Name: "errors", Unit: "%", Digits: 2},
 	}}
-	return b.contest(ctx, t, b.contenders(sharedPeer), func(s subject, _ int) {
+	subjects := b.contenders(sharedPeer)
+	for _, p := range b.subjects(func(p peers.Peer) bool { return p.Limit && p.Locks }) {
+		subjects = append(subjects, subject{name: p.Name, peer: p.Name})
+	}
+	return b.contest(ctx, t, subjects, func(s subject, _ int) {
 		o := b.run(ctx, fleet{job: j.of(s), processes: 2})
 		keys := int64(j.Keys)
 		t.Add(s.name, "p50", ms(o.warm, 50))

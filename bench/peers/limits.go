@@ -179,4 +179,5 @@ var limits = []Peer{
 	limit("rwmutex-map", "", "a map behind a sync.RWMutex",
 		func(s Settings) (Cache, error) { return &lockedMap{Settings: s, table: map[string]*Product{}}, nil }),
 	rawGet,
+	pushed,
 }
