@@ -205,7 +205,7 @@ func (l *Loader[V]) heed(c *call[V], t *attempt) (look, done bool, err error) {
 }
 
 // recall begins with what L1 knows. look says that the store has to be asked: it need not be by a node that knows that its
-// entry is past its time, since the claim looks at the value anyway.
+// entry is past its time, since the bid looks at the value anyway.
 func (l *Loader[V]) recall(c *call[V]) (look, done bool, err error) {
 	e := l.local.get(c.key)
 	if e == nil || !l.local.current(e) {

@@ -41,7 +41,7 @@ type fleet struct {
 
 // run starts the processes, lets them begin together and sums them up. All it started has ended when it returns.
 func (b *bench) run(ctx context.Context, f fleet) outcome {
-	f.stage = b.sub()
+	f.stage, f.Profiles = b.sub(), b.profiles
 	defer f.close()
 	if f.servers == nil {
 		f.servers = []*realtest.Redis{realtest.StartRedis(f)}

@@ -15,7 +15,9 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"regexp"
+	"runtime/pprof"
 	"slices"
 	"strings"
 	"testing"
@@ -33,8 +35,9 @@ type bench struct {
 	tables *regexp.Regexp // of suites that have several
 	report Report
 
-	processes, callers int // of a fleet, and in each process
-	nodes, keys        int // as far as the suite scale goes
+	processes, callers int    // of a fleet, and in each process
+	nodes, keys        int    // as far as the suite scale goes
+	profiles           string // directory for CPU profiles
 
 	*stage // servers
 }
@@ -91,6 +94,7 @@ func run() error {
 	keys := flag.Int("keys", 1_000_000, "as many at most in the suite scale")
 	toJSON := flag.String("json", "", "file for every sample")
 	toSVG := flag.String("svg", "", "directory for pictures")
+	profiles := flag.String("profile", "", "directory for a CPU profile of each process, of the last run of a subject")
 	from := flag.String("from", "", "a file of -json to draw from: nothing is measured")
 	flag.Parse()
 
@@ -116,9 +120,14 @@ func run() error {
 	defer stop()
 	b := &bench{
 		rounds: *rounds, length: *length, only: pattern, tables: which, report: Report{Machine: machine(), Args: os.Args[1:]}, stage: newStage(),
-		processes: *processes, callers: *callers, nodes: *nodes, keys: *keys,
+		processes: *processes, callers: *callers, nodes: *nodes, keys: *keys, profiles: *profiles,
 	}
 	defer b.stage.close()
+	stopProfile, err := profile(*profiles, "bench")
+	if err != nil {
+		return fmt.Errorf("-profile: %w", err)
+	}
+	defer stopProfile()
 	for _, s := range suites {
 		if !slices.Contains(strings.Split(*suite, ","), s.name) {
 			continue
@@ -138,6 +147,24 @@ func (b *bench) subjects(fits func(peers.Peer) bool) (fit []peers.Peer) {
 		}
 	}
 	return fit
+}
+
+// profile notes on what this process spends its CPU time until it is stopped. Without a directory it does not.
+func profile(dir, name string) (stop func(), err error) {
+	if dir == "" {
+		return func() {}, nil
+	}
+	f, err := os.Create(filepath.Join(dir, name+".prof"))
+	if err != nil {
+		return nil, err
+	}
+	if err := pprof.StartCPUProfile(f); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return func() {
+		pprof.StopCPUProfile()
+		_ = f.Close() // a profile that is cut off says so when it is read
+	}, nil
 }
 
 // progress says what runs now.

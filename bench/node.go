@@ -55,6 +55,7 @@ type job struct {
 
 	Invalidate time.Duration // process 0 does so each time this is over
 	Starter    string        // whom to ask when to begin
+	Profiles   string        // directory for a CPU profile, or none
 }
 
 // said is a line of a process: that its first load begins, or its result.
@@ -121,8 +122,13 @@ func runNode(ctx context.Context, args json.RawMessage, out *json.Encoder) error
 	if n.start, err = n.startMoment(); err != nil {
 		return err
 	}
+	stopProfile, err := profile(n.Profiles, fmt.Sprint(n.Peer, "-", n.Process))
+	if err != nil {
+		return err
+	}
 	before := cpuTime()
 	n.work(ctx)
+	stopProfile()
 	r, err := n.sumUp(cpuTime() - before)
 	if err != nil {
 		return err

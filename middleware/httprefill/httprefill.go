@@ -86,7 +86,7 @@ type Config struct {
 	//   - LoadTimeout has to be above what the slowest response to be shared takes from the first byte to the last.
 	//   - MaxLoads and MaxWaiters are off by default: nobody asked for a limit on a handler.
 	//   - LocalBytes bounds L1 by default, to 64 MiB.
-	//   - Codec must be nil: responses have an encoding of their own.
+	//   - Codec must be nil: responses have an encoding of their own, see WrapCodec.
 	refill.Config
 
 	// Name stands in front of the keys in the shared store and in events. Default "http". Caches of one name share their
@@ -96,6 +96,12 @@ type Config struct {
 	// MaxBody is the largest body, in bytes, that is stored. A larger one streams on to its client, and is not shared.
 	// Up to this much memory is in use for each response that is being collected. Default 1 MiB.
 	MaxBody int
+
+	// WrapCodec, if it is not nil, is given the encoding of responses and returns the one to use: to compress what stands in
+	// the shared store. Another one makes misses of what is stored, as any change of a codec does.
+	//
+	//	WrapCodec: func(c refill.Codec) refill.Codec { return codec.Compress(c, 4<<10) }
+	WrapCodec func(refill.Codec) refill.Codec
 }
 
 const (
@@ -129,6 +135,12 @@ func New(cfg Config) (*Cache, error) {
 	setDefault(&cfg.MaxLoads, -1)
 	setDefault(&cfg.MaxWaiters, -1)
 	cfg.Codec = codec{}
+	if cfg.WrapCodec != nil {
+		cfg.Codec = cfg.WrapCodec(cfg.Codec)
+	}
+	if cfg.Codec == nil {
+		return nil, invalid("WrapCodec", "returned nil")
+	}
 	loader, err := refill.New[*response](cfg.Name, nil, cfg.Config)
 	if err != nil {
 		return nil, err

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -382,6 +383,10 @@ func TestNewRefuses(t *testing.T) {
 		"TTL":     {db, sqlxrefill.Config{}},
 		"name":    {db, sqlxrefill.Config{Name: "a b", Config: refill.Config{TTL: time.Minute}}},
 		"Codec":   {db, sqlxrefill.Config{Config: refill.Config{TTL: time.Minute, Codec: jsonLike{}}}},
+		"WrapCodec": {db, sqlxrefill.Config{
+			Config:    refill.Config{TTL: time.Minute},
+			WrapCodec: func(refill.Codec) refill.Codec { return nil },
+		}},
 	} {
 		got, err := sqlxrefill.New(c.db, c.cfg)
 		if got != nil || !errors.Is(err, refill.ErrInvalid) || !strings.Contains(err.Error(), want) {
@@ -391,6 +396,49 @@ func TestNewRefuses(t *testing.T) {
 }
 
 type jsonLike struct{ refill.Codec }
+
+// upsideDown turns what another codec makes.
+type upsideDown struct {
+	refill.Codec
+	used *atomic.Int64
+}
+
+func (c upsideDown) Name() string { return c.Codec.Name() + " upside down" }
+
+func (c upsideDown) Marshal(v any) ([]byte, error) {
+	b, err := c.Codec.Marshal(v)
+	slices.Reverse(b)
+	c.used.Add(1)
+	return b, err
+}
+
+func (c upsideDown) Unmarshal(data []byte, p any) error {
+	data = slices.Clone(data)
+	slices.Reverse(data)
+	return c.Codec.Unmarshal(data, p)
+}
+
+// What a wrapped codec has stored is read by another node with it.
+func TestWrapCodec(t *testing.T) {
+	for name, tab := range tables() {
+		s, used := always(tab), new(atomic.Int64)
+		cfg := sqlxrefill.Config{Config: refill.Config{TTL: time.Minute, Shared: refill.NewMemory()}}
+		plain := cached(t, s, cfg)
+		cfg.WrapCodec = func(c refill.Codec) refill.Codec { return upsideDown{c, used} }
+		cfg.Name = "wrapped"
+		one, other := cached(t, s, cfg), cached(t, s, cfg)
+		var a, b, c []any
+		errA := one.SelectContext(t.Context(), &a, "q")
+		errB := other.SelectContext(t.Context(), &b, "q")
+		errC := plain.SelectContext(t.Context(), &c, "q")
+		if !reflect.DeepEqual(a, b) || !reflect.DeepEqual(a, c) || fmt.Sprint(errA) != fmt.Sprint(errB) || fmt.Sprint(errA) != fmt.Sprint(errC) {
+			t.Errorf("%s: %#v (%v), %#v (%v) and without %#v (%v)", name, a, errA, b, errB, c, errC)
+		}
+		if s.count() != 2 || errA == nil && used.Load() != 1 {
+			t.Errorf("%s: %d queries, wanted one with and one without the wrapper, which was used %d times", name, s.count(), used.Load())
+		}
+	}
+}
 
 // Close leaves nothing: the bubble of synctest fails on a goroutine that stays. The database is not ours to close.
 func TestClose(t *testing.T) {

@@ -42,7 +42,7 @@ import (
 // Config is how a [DB] caches. TTL, of the embedded refill.Config, is required.
 type Config struct {
 	// Config is that of the Loader underneath: how long results live, and which store the fleet shares. Codec must be
-	// nil. An absent row (sql.ErrNoRows of GetContext) lives for NotFoundTTL; an empty result of SelectContext is a
+	// nil, see WrapCodec. An absent row (sql.ErrNoRows of GetContext) lives for NotFoundTTL; an empty result of SelectContext is a
 	// result, and lives for TTL.
 	refill.Config
 
@@ -54,6 +54,13 @@ type Config struct {
 	// goes to the callers that wait for it in this process and is kept nowhere, so that each further call queries the
 	// database, one at a time in the fleet. Default 1 MiB. Negative: no bound.
 	MaxBytes int
+
+	// WrapCodec, if it is not nil, is given the encoding of results and returns the one to use: to compress what stands in
+	// the shared store. Another one makes misses of what is stored, as any change of a codec does. MaxBytes is of what is
+	// compressed.
+	//
+	//	WrapCodec: func(c refill.Codec) refill.Codec { return codec.Compress(c, 4<<10) }
+	WrapCodec func(refill.Codec) refill.Codec
 }
 
 const (
@@ -87,6 +94,12 @@ func New(db *sqlx.DB, cfg Config) (*DB, error) {
 		cfg.MaxBytes = defaultMaxBytes
 	}
 	cfg.Codec = codec{}
+	if cfg.WrapCodec != nil {
+		cfg.Codec = cfg.WrapCodec(cfg.Codec)
+	}
+	if cfg.Codec == nil {
+		return nil, invalid("WrapCodec", "returned nil")
+	}
 	loader, err := refill.New[*result](cfg.Name, nil, cfg.Config)
 	if err != nil {
 		return nil, err
