@@ -43,6 +43,19 @@ func TestABidInsteadOfALook(t *testing.T) {
 	})
 }
 
+// A node whose own memory trusts a value no more asks for it: the store may say that it is good still.
+func TestNoBidForAValueThatIsGood(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{took: ms}
+		s, l, _ := sparse(t, d, refill.Config{TTL: time.Hour, LocalTTL: 10 * time.Second})
+		get(t, l, "k")
+		time.Sleep(11 * time.Second)
+		if r, err := l.GetResult(t.Context(), "k"); err != nil || r.Outcome != refill.EventShared || d.loads.Load() != 1 || s.gets.Load() != 1 {
+			t.Errorf("%+v, %v, %d loads, %d GETs, want what the store has", r, err, d.loads.Load(), s.gets.Load())
+		}
+	})
+}
+
 // A bid that has lost is as good as one after a look: its caller is told of the result in the moment in which it is there.
 func TestABidThatLosesWaits(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -32,7 +32,8 @@ type cell struct {
 type timed struct {
 	data    string
 	until   time.Time
-	awaited bool // of a lease: somebody waits for its holder
+	awaited bool      // of a lease: somebody waits for its holder
+	began   time.Time // of a claim: when it was taken
 }
 
 // mark is what is known of a tag until then. The zero value is nothing.
@@ -142,11 +143,13 @@ func (m *Memory) Begin(ctx context.Context, b Bid) (r Begun, err error) {
 				m.announce(Note{Kind: NoteReleased, Key: b.Key, Token: b.Token})
 			}
 		case c.lease.data == "", c.lease.data == b.Token, failed && b.Ask == AskForce:
-			r.Now = m.afterMarks(now)
 			if c.lease.data != b.Token { // else it may be known that somebody waits
 				c.lease = timed{data: b.Token, until: now.Add(b.LeaseTTL)}
 			}
-			c.claim = timed{data: b.Token, until: now.Add(b.ClaimTTL)}
+			if c.claim.data != b.Token {
+				c.claim = timed{data: b.Token, until: now.Add(b.ClaimTTL), began: m.afterMarks(now)}
+			}
+			r.Now = c.claim.began
 		default:
 			if r.State = BeginHeld; failed {
 				r.Failure = failure
@@ -175,7 +178,7 @@ func (m *Memory) Renew(ctx context.Context, key, token string, ttl time.Duration
 // Publish implements Store.
 func (m *Memory) Publish(ctx context.Context, p Publication) (state Published, err error) {
 	err = m.act(ctx, p.Key, func(c *cell, now time.Time) {
-		if c.claim.data != p.Token || p.Token == "" {
+		if c.claim.data != p.Token || p.Token == "" || !p.Began.IsZero() && !p.Began.Equal(c.claim.began) {
 			if state = PublishRefused; p.Token != "" && RecordToken([]byte(c.value.data)) == p.Token {
 				state = PublishStored // before: the answer was lost
 			}

@@ -84,8 +84,9 @@ func (l *Loader[V]) approach(c *call[V]) (done bool, err error) {
 }
 
 // slotAtOnce is a place among the MaxLoads for whom it pays to bid without a look, and who need not wait for one; or nil.
+// Whoever has seen the record has to look: it may be good still, and to bid says that it is not.
 func (l *Loader[V]) slotAtOnce(c *call[V]) (free func()) {
-	if c.ask != AskLeft || c.group != nil || c.load == nil || !l.misses.likely() {
+	if c.seen != "" || c.ask != AskLeft || c.group != nil || c.load == nil || !l.misses.likely() {
 		return nil
 	}
 	free, _, _ = l.slot(c, nil, passed)
@@ -168,23 +169,27 @@ type attempt struct {
 // try asks the store for the refill lock, and for the right to store what will be loaded. The lock is for efficiency;
 // correctness comes from the claim. An attempt that succeeds owns free.
 func (l *Loader[V]) try(c *call[V], free func()) (t *attempt, err error) {
+	taken := false
+	defer func() { // also when OnEvent panics
+		if !taken {
+			free()
+		}
+	}()
 	c.sighted = true // what its group has read is from before
 	c.at = l.local.note(c.key)
-	t = &attempt{token: l.node.token(), asked: time.Now(), free: free}
 	ctx, cancel := l.storeCtx(c)
 	defer cancel()
+	t = &attempt{token: l.node.token(), asked: time.Now(), free: free} // after it had its turn
 	t.got, err = l.store.Begin(ctx, Bid{
 		Key: l.full(c.key), Token: t.token, Seen: c.seen,
 		LeaseTTL: l.cfg.LockTTL, ClaimTTL: l.cfg.LoadTimeout + l.cfg.LockTTL, Ask: c.ask,
 	})
 	if err != nil {
 		l.giveBack(c, t.token) // the store may have taken it all the same
-		err = &storeError{err}
+		return t, &storeError{err}
 	}
-	if err != nil || t.got.State != BeginTaken {
-		free()
-	}
-	return t, err
+	taken = t.got.State == BeginTaken
+	return t, nil
 }
 
 // heed does what an attempt has shown is to be done: load, take the value that is there, or wait.
@@ -358,13 +363,13 @@ func (l *Loader[V]) slot(c *call[V], notes <-chan Note, impatient <-chan time.Ti
 }
 
 // follow is what a flight does that did not get the lease: somebody has it, or a failed load has left a back-off there.
-func (l *Loader[V]) follow(c *call[V], lease Begun) (look, done bool, err error) {
+func (l *Loader[V]) follow(c *call[V], held Begun) (look, done bool, err error) {
 	switch {
-	case lease.Holder == "" && tooLong(lease.Left, l.cfg.MaxErrorTTL):
+	case held.Holder == "" && tooLong(held.Left, l.cfg.MaxErrorTTL):
 		c.ask = AskForce
 		return false, false, nil
-	case lease.Holder == "":
-		return false, false, l.loadErrorOf(c.key, lease.Failure, lease.Left)
+	case held.Holder == "":
+		return false, false, l.loadErrorOf(c.key, held.Failure, held.Left)
 	case c.behind && !l.flights.wanted(c):
 		l.emit(Event{Kind: EventBusy, Key: c.key})
 		return false, true, nil
@@ -372,8 +377,8 @@ func (l *Loader[V]) follow(c *call[V], lease Begun) (look, done bool, err error)
 		c.ask = AskLeft
 		return false, false, nil
 	}
-	c.lostTo = lease.Holder
-	return l.await(c, lease.Left)
+	c.lostTo = held.Holder
+	return l.await(c, held.Left)
 }
 
 // await waits until the holder's result is announced, its lease is over, or nobody waits any more; no polling.
@@ -431,19 +436,19 @@ func (l *Loader[V]) fill(c *call[V], t *attempt) error {
 		l.publishMark(c, token, began, r.terms)
 		c.settle(answer[V]{entry: e, how: EventLed, err: e.err})
 	default:
-		l.publish(c, token, e, record)
+		l.publish(c, token, began, e, record)
 		c.settle(answer[V]{entry: e, how: EventLed, err: e.err})
 	}
 	return nil
 }
 
 // publish stores the record if the claim is still this fill's. The callers of this flight get their value either way.
-func (l *Loader[V]) publish(c *call[V], token string, e *entry[V], record []byte) {
+func (l *Loader[V]) publish(c *call[V], token string, began time.Time, e *entry[V], record []byte) {
 	l.hold(c, e)
 	ctx, cancel := l.storeCtx(c)
 	defer cancel()
 	state, err := l.store.Publish(ctx, Publication{
-		Key: l.full(c.key), Token: token, Replaced: c.seen, Record: record, Keep: e.life.keep(l.now()),
+		Key: l.full(c.key), Token: token, Began: began, Replaced: c.seen, Record: record, Keep: e.life.keep(l.now()),
 		Quiet: c.seen == "" && !c.mended,
 	})
 	kind := EventPublished
@@ -807,7 +812,7 @@ func (l *Loader[V]) publishMark(c *call[V], token string, began time.Time, t ter
 		l.release(c, token)
 		return
 	}
-	l.publish(c, token, l.entry(c.key, &rec, c.at), record)
+	l.publish(c, token, began, l.entry(c.key, &rec, c.at), record)
 }
 
 // tagsOf are the tags of a value: those of all, and its own.

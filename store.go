@@ -47,7 +47,7 @@ type Store interface {
 	// Renew lets the lease live for ttl from now, if lease and claim are both the token's. It never creates one.
 	Renew(ctx context.Context, key, token string, ttl time.Duration) (mine bool, err error)
 
-	// Publish ends a fill: if the claim is the token's, it frees lease and claim, stores the record for keep and
+	// Publish ends a fill: if the claim is the one that the token took at Began, it frees lease and claim, stores the record for keep and
 	// announces filled (see Publication.Quiet); otherwise it stores nothing, frees the token's own lease and announces released. It frees
 	// before it stores, so that a full store still lets the waiters go. If the token's record is there already, it
 	// is PublishStored: the reply to an earlier try was lost.
@@ -149,7 +149,9 @@ type BeginState uint8
 // What becomes of a Bid.
 const (
 	// BeginTaken: lease and claim are the token's, load now. An own token found in the lease counts as free: the reply to
-	// an earlier try was lost.
+	// an earlier try was lost. A claim that is the token's already stays, and Now is when it was taken; a new one has a
+	// moment of its own, so that a copy of the request which the network has kept until after an Invalidate does not make
+	// valid again what was loaded before.
 	BeginTaken BeginState = iota
 	// BeginOther: the value is another record than the one seen, and was looked at before the lease. A lease that the token
 	// has all the same was freed, which was announced as released.
@@ -162,6 +164,7 @@ const (
 type Publication struct {
 	Key      string
 	Token    string        // of the fill
+	Began    time.Time     // Begun.Now of the fill; zero = the token alone says whose claim it is
 	Replaced string        // token of the record that the fill saw, empty for none
 	Record   []byte        // not kept or changed after the call
 	Keep     time.Duration // how long the store keeps it, at least 1 s

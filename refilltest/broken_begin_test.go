@@ -32,6 +32,9 @@ func (n *node) Begin(ctx context.Context, b refill.Bid) (r refill.Begun, err err
 		case free:
 			n.take(c, lease, b, now)
 			r.Now = now
+			if c.claim.data == b.Token && !n.is("begin-again-lies") {
+				r.Now = c.claim.began
+			}
 			if n.is("begin-clock-back") && n.id == "b" {
 				r.Now = now.Add(-50 * time.Millisecond)
 			}
@@ -127,7 +130,9 @@ func (n *node) take(c *brokenCell, lease slot, b refill.Bid, now time.Time) {
 	if n.is("begin-no-claim") || n.is("begin-first-claim-stays") && c.claim.data != "" {
 		return
 	}
-	*c.claim = slot{data: b.Token, until: now.Add(b.ClaimTTL)}
+	if c.claim.data != b.Token || n.is("begin-again-moves") {
+		*c.claim = slot{data: b.Token, until: now.Add(b.ClaimTTL), began: now}
+	}
 }
 
 // held is the answer to whom did not get the lease.

@@ -45,8 +45,9 @@ type slot struct {
 	until   time.Time
 	endless bool
 	garbled bool
-	awaited bool   // of a lease: somebody waits
-	shared  []byte // flaw get-shares
+	awaited bool      // of a lease: somebody waits
+	began   time.Time // of a claim
+	shared  []byte    // flaw get-shares
 }
 
 var errGarbled = errors.New("WRONGTYPE")
@@ -242,7 +243,7 @@ func (n *node) Renew(ctx context.Context, key, token string, ttl time.Duration) 
 
 func (n *node) Publish(ctx context.Context, p refill.Publication) (state refill.Published, err error) {
 	err = n.act(ctx, p.Key, func(c *brokenCell, now time.Time) {
-		mine := c.claim.data == p.Token
+		mine := c.claim.data == p.Token && (p.Began.IsZero() || p.Began.Equal(c.claim.began) || n.is("late-begin-revives"))
 		n.gap("race-publish")
 		switch {
 		case n.is("publish-without-claim"):

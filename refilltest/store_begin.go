@@ -26,6 +26,13 @@ again. Otherwise the winner waits for itself until the lease is over (go-redis r
 		beginOwnToken,
 	},
 	{
+		"begin-late",
+		`A Begin that is carried out again leaves a claim alone that is the token's already, and says when it was taken. After
+the fill was voided it makes a new one, and what was loaded under the first is refused: else a copy of the request that
+the network has kept undoes an Invalidate (G2).`,
+		beginLate,
+	},
+	{
 		"begin-left",
 		`AskLeft and AskForce say how long the holder's lease has to live: more than 0, at most its ttl. A waiter sleeps
 that long when nobody wakes it; a wrong unit makes it wait for minutes behind a dead holder, or poll. Nor does asking
@@ -115,6 +122,36 @@ func beginOwnToken(s *stores) {
 		}
 		s.lose(s.B, key, "b#1", "a#1")
 		s.finish(s.A, key, "a#1", s.record("a#1", "x"), refill.PublishStored)
+	}
+}
+
+func beginLate(s *stores) {
+	for _, how := range asks() {
+		b := s.bid(s.A, key, "a#1", long, how)
+		publish := func(began time.Time, want refill.Published) {
+			s.Helper()
+			p := refill.Publication{Key: key, Token: "a#1", Began: began, Record: s.record("a#1", "x"), Keep: long}
+			if state, err := s.A.Publish(s.ctx, p); err != nil || state != want {
+				s.Fatalf("Publish with the claim of %v = %s, %v, want %s", began, publishedName(state), err, publishedName(want))
+			}
+		}
+		first := s.take(s.A, b).Now
+		time.Sleep(time.Millisecond) // not Pass, which may move the ends of keys alone: the moments have to differ
+		if again := s.take(s.A, b).Now; !again.Equal(first) {
+			s.Fatalf("Begin again, Ask %d: the claim is of %v, want %v as before", how, again, first)
+		}
+		s.invalidate(s.B, "b#1", key)
+		s.take(s.A, b) // the copy
+		publish(first, refill.PublishRefused)
+		s.holds(key, nil)
+		s.begin(s.B, key, "b#2", long) // nothing is left of it
+		s.release(s.B, key, "b#2")
+
+		first = s.take(s.A, b).Now
+		time.Sleep(time.Millisecond) // not Pass, which may move the ends of keys alone: the moments have to differ
+		s.take(s.A, b)
+		publish(first, refill.PublishStored)
+		s.invalidate(s.B, "b#3", key)
 	}
 }
 

@@ -13,7 +13,7 @@
 //	refill:{b}:product:42         the value, a refill.Record; lives as long as the Loader says, at least 1 s
 //	refill:{b}:product/lease:42   who loads, with a "+" if somebody waits; or "!" and the failure of the last load; lives
 //	                              LockTTL or ErrorTTL
-//	refill:{b}:product/claim:42   whose load may be stored; lives LoadTimeout + LockTTL
+//	refill:{b}:product/claim:42   whose load may be stored, and since when: token@seconds.microseconds; lives LoadTimeout + LockTTL
 //	refill:{b}:product/tag:red    when all that carries the tag "red" was invalidated and expired; lives as long as that
 //	refill:{b}:product/lock:42    who holds the lock of a user
 //	refill:{b}:product/fence:42   the last fencing token of that lock; lives a day beyond the last taking of it

@@ -3,6 +3,7 @@ package goredis
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -194,7 +195,10 @@ func (s *Store) Renew(ctx context.Context, key, token string, ttl time.Duration)
 func (s *Store) Publish(ctx context.Context, p refill.Publication) (refill.Published, error) {
 	k := s.keys(p.Key)
 	record := string(p.Record) // a copy: a call that was left behind may still read it
-	quiet := "0"
+	quiet, began := "0", ""
+	if !p.Began.IsZero() {
+		began = fmt.Sprintf("%d.%d", p.Began.Unix(), p.Began.Nanosecond()/1000) // as TIME says it
+	}
 	if p.Quiet && !s.hub.echo.due(time.Now()) {
 		quiet = "1"
 	} else {
@@ -202,7 +206,7 @@ func (s *Store) Publish(ctx context.Context, p refill.Publication) (refill.Publi
 	}
 	state, err := call(ctx, &s.calls, "publish", func(ctx context.Context) (refill.Published, error) {
 		state, err := publishScript.run(ctx, s.client, k.fill(),
-			p.Token, s.channel(), p.Key, p.Replaced, record, millis(p.Keep), refill.MaxNoteRecord, quiet).Int()
+			p.Token, s.channel(), p.Key, p.Replaced, record, millis(p.Keep), refill.MaxNoteRecord, quiet, began).Int()
 		if err == nil && (state < 0 || state > int(refill.PublishNoRoom)) {
 			err = errReply
 		}

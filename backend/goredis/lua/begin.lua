@@ -1,9 +1,9 @@
 -- KEYS: value, lease, claim. ARGV: token, channel, key, token of the record seen, ttl of the lease in ms, of the claim in
 -- ms, '1' if a back-off counts as free, how much longer another's lease may live. Answers a refill.BeginState and what
 -- belongs to it: {0, seconds, microseconds}, {1, record}, {2, what stands in the lease, its life in ms}.
-local there = redis.call('MGET', KEYS[1], KEYS[2])
-local record, lease = there[1], there[2]
-local holder, awaited = holder_of(lease)
+local there = redis.call('MGET', KEYS[1], KEYS[2], KEYS[3])
+local record = there[1]
+local holder, awaited = holder_of(there[2])
 local mine = holder == ARGV[1]
 if record and record ~= '' and token_of(record) ~= ARGV[4] then
   if mine then
@@ -24,6 +24,10 @@ if holder and not mine and not (failed and ARGV[7] == '1') then
   end
 end
 if not mine then redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[5]) end
-redis.call('SET', KEYS[3], ARGV[1], 'PX', ARGV[6])
-local now = redis.call('TIME')
-return {0, now[1], now[2]}
+local claimant, seconds, micros = claim_of(there[3])
+if claimant ~= ARGV[1] then
+  local now = redis.call('TIME')
+  seconds, micros = now[1], now[2]
+  redis.call('SET', KEYS[3], ARGV[1] .. '@' .. seconds .. '.' .. micros, 'PX', ARGV[6])
+end
+return {0, seconds, micros}

@@ -44,7 +44,14 @@ end
 local function holder_of(lease)
   if not lease or lease == '' then return nil, false end
   if string.sub(lease, 1, 1) == '!' or string.sub(lease, -1) ~= '+' then return lease, false end
-  return string.sub(lease, 1, -2), true
+  local token = string.sub(lease, 1, -2)
+  if token == '' then return nil, false end
+  return token, true
+end
+
+-- claim_of reads a claim, 'token@seconds.microseconds': whose it is, and when it was taken.
+local function claim_of(claim)
+  return string.match(claim or '', '^(.*)@(%d+)%.(%d+)$')
 end
 
 -- free deletes lease and claim, each if it is the token's. Answers whether one was, and whose the lease was.
@@ -52,7 +59,7 @@ local function free(lease, claim, token)
   local there, mine = redis.call('MGET', lease, claim), {}
   local holder = holder_of(there[1])
   if holder == token then mine[1] = lease end
-  if there[2] == token then mine[#mine + 1] = claim end
+  if claim_of(there[2]) == token then mine[#mine + 1] = claim end
   if #mine > 0 then redis.call('DEL', unpack(mine)) end
   return #mine > 0, holder
 end

@@ -1,11 +1,10 @@
 -- KEYS: value, lease, claim. ARGV: token, channel, key, token of the record replaced, record, ttl in ms, size up to
--- which a record travels with its note, '1' if nobody has to hear of it who does not wait. Answers a refill.Published.
+-- which a record travels with its note, '1' if nobody has to hear of it who does not wait, when the claim was taken or ''.
+-- Answers a refill.Published.
 local there = redis.call('MGET', KEYS[2], KEYS[3])
-if there[2] ~= ARGV[1] then
-  if holder_of(there[1]) == ARGV[1] then
-    redis.call('DEL', KEYS[2])
-    announce(ARGV[2], 'r', ARGV[1], '', ARGV[3], '')
-  end
+local claimant, seconds, micros = claim_of(there[2])
+if claimant ~= ARGV[1] or ARGV[9] ~= '' and ARGV[9] ~= seconds .. '.' .. micros then
+  if free(KEYS[2], KEYS[3], ARGV[1]) then announce(ARGV[2], 'r', ARGV[1], '', ARGV[3], '') end
   -- Not refused if it is a repetition of one whose answer was lost.
   local record = redis.call('MGET', KEYS[1])[1]
   return record and token_of(record) == ARGV[1] and 0 or 1

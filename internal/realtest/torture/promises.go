@@ -24,7 +24,7 @@ const (
 )
 
 // anyMayPublish is the break that the claim exists for.
-var anyMayPublish = mutant{"publish does not look at the claim", redis + "publish.lua", "if there[2] ~= ARGV[1] then", "if false then"}
+var anyMayPublish = mutant{"publish does not look at the claim", redis + "publish.lua", "if claimant ~= ARGV[1] or ARGV[9] ~= '' and ARGV[9] ~= seconds .. '.' .. micros then", "if false then"}
 
 var promises = []promise{
 	{"G1–G8", "together, on the whole history of a fleet.", []proof{
@@ -34,7 +34,7 @@ var promises = []promise{
 	}},
 	{"G1", "Redis healthy: one load per key per expiry in the whole cluster.", []proof{
 		{"TestOneLoadPerExpiry", real, "8 processes × 200 callers, 10 s, TTL 1 s, with and without StaleFor", mutant{
-			"a loser of the lease does not wait for it", "refill.go", "\tc.lostTo = lease.Holder\n\treturn l.await(c, lease.Left)", "\treturn false, false, l.alone(c)",
+			"a loser of the lease does not wait for it", "refill.go", "\tc.lostTo = held.Holder\n\treturn l.await(c, held.Left)", "\treturn false, false, l.alone(c)",
 		}},
 		{"TestLoadOutlastsTTLAndLock", real, "a load of 3 s, TTL and LockTTL 1 s, 8 processes", mutant{
 			"the lease is not renewed in time", "stale.go", "return ttl / 3 }", "return ttl * 2 }",
@@ -93,7 +93,7 @@ var promises = []promise{
 	{"G3", "An overtaken, paused or resumed filler never overwrites a newer value.", []proof{
 		{"TestFrozenLoader", real, "SIGSTOP of the loading process past its lease, SIGCONT beside and behind its heir", anyMayPublish},
 		{"TestAnOvertakenFillerDoesNotPublish", memory, "a load that outlives its lease, and its heir", mutant{
-			"publish does not look at the claim", "memory.go", `if c.claim.data != p.Token || p.Token == "" {`, "if false {",
+			"publish does not look at the claim", "memory.go", `if c.claim.data != p.Token || p.Token == "" || !p.Began.IsZero() && !p.Began.Equal(c.claim.began) {`, "if false {",
 		}},
 		{"TestFailoverTwoHolders", real, "Sentinel failover to a replica that never saw the lease: two nodes hold it", anyMayPublish},
 		{"TestFailoverTwoLockHolders", real, "the same with a user's lock: the fence rises", mutant{
