@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -156,5 +157,38 @@ func TestABidWhoseCallerLeaves(t *testing.T) {
 		}
 		time.Sleep(ms)
 		nobodyHas(t, s.Store, "k")
+	})
+}
+
+// bids remembers what it was asked for last.
+type bids struct {
+	refill.Store
+	last atomic.Pointer[refill.Bid]
+}
+
+func (s *bids) Begin(ctx context.Context, b refill.Bid) (refill.Begun, error) {
+	s.last.Store(&b)
+	return s.Store.Begin(ctx, b)
+}
+
+// The network keeps a copy of a bid, and delivers it when the load was voided. What the load has found is not stored.
+func TestACopyOfABidAfterAnInvalidate(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		shared := refill.NewMemory()
+		way, d := &bids{Store: shared}, &db{took: 100 * ms}
+		l := node(t, d.load, refill.Config{TTL: time.Minute, Shared: way})
+		loaded := behind(t, l, "k")
+		time.Sleep(50 * ms)
+		if err := shared.Invalidate(t.Context(), "peer#1", "thing:k"); err != nil {
+			t.Fatal(err)
+		}
+		if r, err := shared.Begin(t.Context(), *way.last.Load()); err != nil || r.State != refill.BeginTaken {
+			t.Fatal(r, err)
+		}
+		loaded()
+		if record, err := shared.Get(t.Context(), "thing:k"); err != nil || record != nil {
+			t.Errorf("%q, %v: what was loaded before the Invalidate was stored", record, err)
+		}
+		nobodyHas(t, shared, "k")
 	})
 }
