@@ -128,15 +128,23 @@ func run() error {
 		return fmt.Errorf("-profile: %w", err)
 	}
 	defer stopProfile()
+	if err := b.measure(ctx, strings.Split(*suite, ",")); err != nil {
+		return err
+	}
+	return errors.Join(writeJSON(*toJSON, &b.report), drawAll(*toSVG, &b.report))
+}
+
+// measure runs the suites of these names.
+func (b *bench) measure(ctx context.Context, names []string) error {
 	for _, s := range suites {
-		if !slices.Contains(strings.Split(*suite, ","), s.name) {
+		if !slices.Contains(names, s.name) {
 			continue
 		}
 		if err := s.run(ctx, b); err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
 		}
 	}
-	return errors.Join(writeJSON(*toJSON, &b.report), drawAll(*toSVG, &b.report))
+	return nil
 }
 
 // subjects are the peers of this call that fit.

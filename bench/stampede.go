@@ -23,8 +23,13 @@ type subject struct {
 }
 
 // contenders are the peers that fit, none of them a limit.
-func (b *bench) contenders(fits func(peers.Peer) bool) (s []subject) {
-	for _, p := range b.subjects(func(p peers.Peer) bool { return !p.Limit && fits(p) }) {
+func (b *bench) contenders(fits func(peers.Peer) bool) []subject {
+	return b.asTheyAre(func(p peers.Peer) bool { return !p.Limit && fits(p) })
+}
+
+// asTheyAre are the peers that fit, with nothing changed about them.
+func (b *bench) asTheyAre(fits func(peers.Peer) bool) (s []subject) {
+	for _, p := range b.subjects(fits) {
 		s = append(s, subject{name: p.Name, peer: p.Name})
 	}
 	return s

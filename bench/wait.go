@@ -23,10 +23,7 @@ func wait(ctx context.Context, b *bench) error {
 		{Name: "p50", Unit: "ms", Digits: 2}, {Name: "p99", Unit: "ms", Digits: 2}, {Name: "elsewhere", Unit: "%"},
 		{Name: "commands/key", Digits: 1}, {Name: "trips/key", Digits: 1}, {Name: "errors", Unit: "%", Digits: 2},
 	}}
-	subjects := b.contenders(sharedPeer)
-	for _, p := range b.subjects(func(p peers.Peer) bool { return p.Limit && p.Locks }) {
-		subjects = append(subjects, subject{name: p.Name, peer: p.Name})
-	}
+	subjects := append(b.contenders(sharedPeer), b.asTheyAre(func(p peers.Peer) bool { return p.Limit && p.Locks })...)
 	return b.contest(ctx, t, subjects, func(s subject, _ int) {
 		o := b.run(ctx, fleet{job: j.of(s), processes: 2})
 		keys := int64(j.Keys)

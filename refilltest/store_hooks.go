@@ -134,11 +134,9 @@ func publishBeforeHeir(s *stores) {
 	e.heardAll(key)
 }
 
-func failBeforeHeir(s *stores) {
-	e := s.listen(s.B, "product")
-	s.inherited("a#1", "b#1")
-	s.fail(s.A, key, "a#1", "boom", long)
-	e.hears(refill.Note{Kind: refill.NoteFailed, Key: key, Token: "a#1", Failure: "boom"})
+// succeeds demands that the end of a#1's fill has left the lease to b#1, who goes on with it, and was heard of.
+func (s *stores) succeeds(e *ear) {
+	s.Helper()
 	s.lose(s.A, key, "a#2", "b#1")
 	s.finish(s.A, key, "a#1", s.record("a#1", "x"), refill.PublishRefused)
 	s.take(s.B, s.bid(s.B, key, "b#1", long, refill.AskOnce))
@@ -146,16 +144,20 @@ func failBeforeHeir(s *stores) {
 	e.heardAll(key)
 }
 
+func failBeforeHeir(s *stores) {
+	e := s.listen(s.B, "product")
+	s.inherited("a#1", "b#1")
+	s.fail(s.A, key, "a#1", "boom", long)
+	e.hears(refill.Note{Kind: refill.NoteFailed, Key: key, Token: "a#1", Failure: "boom"})
+	s.succeeds(e)
+}
+
 func releaseBeforeHeir(s *stores) {
 	e := s.listen(s.B, "product")
 	s.inherited("a#1", "b#1")
 	s.release(s.A, key, "a#1")
 	e.hears(refill.Note{Kind: refill.NoteReleased, Key: key, Token: "a#1"})
-	s.lose(s.A, key, "a#2", "b#1")
-	s.finish(s.A, key, "a#1", s.record("a#1", "x"), refill.PublishRefused)
-	s.take(s.B, s.bid(s.B, key, "b#1", long, refill.AskOnce))
-	s.alive(s.B, key, "b#1")
-	e.heardAll(key)
+	s.succeeds(e)
 }
 
 func foreignClaim(s *stores) {
