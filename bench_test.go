@@ -9,7 +9,7 @@ import (
 	"github.com/refill-go/refill"
 )
 
-// A hit: one hot key, and many keys. Beside its peers it is measured in bench/.
+// BenchmarkHit measures a hit, with one hot key and with many keys. The comparison with other libraries is in bench/.
 func BenchmarkHit(b *testing.B) {
 	for _, keys := range []int{1, 1000} {
 		b.Run(fmt.Sprintf("keys=%d", keys), func(b *testing.B) {

@@ -6,18 +6,22 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"sync"
-	"time"
+	"sync/atomic"
+
+	"github.com/refill-go/refill/driver"
+	"github.com/refill-go/refill/internal/flight"
+	"github.com/refill-go/refill/internal/l1"
 )
 
-// This file is about many keys at once. Each key still has its own flight, lease, claim and record, so all promises hold
-// per key, and a Get of one of them joins in; what is shared is the read of the store (group) and the load (batch).
-// Leases are tried and never waited for while a batch is held up, so two nodes with the same keys cannot block each other.
+// This file is about many keys at once. Each key still has its own flight, lease, claim and record, so all guarantees
+// hold for each key, and a Get of one of them joins its flight. The keys share the read of the store (manyKeys) and the
+// load (batch.go). No refill waits for a lease while it holds up a batch, so two nodes that load the same keys cannot
+// block each other.
 
-// NewBulk is New for a load function that takes many keys at once: GetMany and Refresh call it once for all keys that this
-// node has to load; with [Config.BulkWindow], single Gets share calls, too. A key that is absent from the map is not found.
-// keys are distinct and in no order. An error fails all of them; one that wraps [ErrNotFound] says that none is there.
-// What is said to [FillFrom] holds for all keys, what is said to its [Fill.For] for one.
+// NewBulk is New for a load function that takes many keys at once. GetMany and Refresh call it once for all keys that
+// this node has to load; with [Config.BulkWindow], single Gets share calls as well. A key that is absent from the map
+// is not found. keys are distinct and in no order. An error fails all of them; an error that wraps [ErrNotFound] says
+// that none exists. What is set on [FillFrom] holds for all keys, what is set on its [Fill.For] for one.
 func NewBulk[V any](
 	name string, load func(ctx context.Context, keys []string) (map[string]V, error), cfg Config,
 ) (*Loader[V], error) {
@@ -27,7 +31,7 @@ func NewBulk[V any](
 	return newLoader(name, nil, load, cfg)
 }
 
-// KeyErrors says which keys of a GetMany have no value because of an error. errors.Is and errors.As look at all of them.
+// KeyErrors says which keys of a GetMany failed. errors.Is and errors.As look at all of the errors.
 type KeyErrors struct {
 	Errs map[string]error // by key as given
 }
@@ -54,28 +58,28 @@ func (e *KeyErrors) keys() []string {
 	return slices.Sorted(maps.Keys(e.Errs))
 }
 
-// GetMany is Get for many keys: what L1 does not have is read in one exchange with the store, and what has to be loaded is
-// loaded by one call of a bulk load function (see [NewBulk]), or by single loads side by side. Keys that others load are
-// waited for.
+// GetMany is Get for many keys. What L1 does not have is read in one exchange with the store. What has to be loaded is
+// loaded by one call of a bulk load function (see [NewBulk]), or by single loads in parallel. For keys that others
+// load, GetMany waits.
 //
-// The map holds the values that there are, under the keys as given. A key that is not found is absent and no error. If
-// other keys failed, the error is a [*KeyErrors] and the map holds the rest. More than 1,024 keys are handled one lot after
-// the other, with a call of the bulk load function each.
+// The map holds the values that were found, under the keys as given. A key that is not found is absent, and is no
+// error. If other keys failed, the error is a [*KeyErrors] and the map holds the rest. More than 1,024 keys are handled
+// in groups of 1,024, one after the other, with one call of the bulk load function each.
 func (l *Loader[V]) GetMany(ctx context.Context, keys []string) (map[string]V, error) {
 	values := make(map[string]V, len(keys))
 	failed := make(map[string]error)
 	seen := make(map[string]bool)
-	var todo []string
+	var missing []string
 	for _, key := range keys {
-		switch e := l.hit(key); {
-		case e != nil && e.err == nil:
-			values[key] = e.value
+		switch e := l.fresh(key); {
+		case e != nil && e.Data.err == nil:
+			values[key] = e.Data.value
 		case e == nil && !seen[key]:
 			seen[key] = true
-			todo = append(todo, key)
+			missing = append(missing, key)
 		}
 	}
-	l.each(ctx, todo, false, func(key string, r Result[V], err error) {
+	l.each(ctx, missing, flight.Answer, func(key string, r Result[V], err error) {
 		switch {
 		case err == nil:
 			values[key] = r.Value
@@ -89,55 +93,58 @@ func (l *Loader[V]) GetMany(ctx context.Context, keys []string) (map[string]V, e
 	return values, &KeyErrors{failed}
 }
 
-// atOnce is how many keys GetMany and Refresh have in hand: each that has to be loaded is a lease to renew.
+// atOnce is how many keys GetMany and Refresh handle at once: each that has to be loaded is a lease to renew.
 const atOnce = 1024
 
-// each finds out about many keys and tells. forced loads them, whatever is there.
-func (l *Loader[V]) each(ctx context.Context, keys []string, forced bool, tell func(string, Result[V], error)) {
+// report gets the result of one of many keys.
+type report[V any] func(key string, r Result[V], err error)
+
+// each finds out about many keys, and reports each of them.
+func (l *Loader[V]) each(ctx context.Context, keys []string, want flight.Want, report report[V]) {
 	for some := range slices.Chunk(keys, atOnce) {
 		for len(some) > 0 {
-			some = l.round(ctx, some, forced, tell)
+			some = l.getAtOnce(ctx, some, want, report)
 		}
 	}
 }
 
-// round flies for keys, and returns those whose flight ended without an answer.
-func (l *Loader[V]) round(
-	ctx context.Context, keys []string, forced bool, tell func(string, Result[V], error),
+// getAtOnce joins or starts a flight for each key, and waits for all of them. It returns the keys whose flight ended
+// without an answer.
+func (l *Loader[V]) getAtOnce(
+	ctx context.Context, keys []string, want flight.Want, report report[V],
 ) (again []string) {
-	g := newGroup(l, ctx)
-	flown := make([]place[V], 0, len(keys))
+	m := newManyKeys(l, ctx)
+	joined := make([]membership[V], 0, len(keys))
 	waited := 0
-	defer func() { // also when OnEvent panics
-		g.complete()
-		for _, p := range flown[waited:] {
-			if p.taken {
-				l.flights.leave(p)
+	defer func() { // also if OnEvent panics
+		m.complete()
+		for _, j := range joined[waited:] {
+			if j.role == flight.Leader || j.role == flight.Waiter {
+				j.flight.Leave()
 			}
 		}
-		if g.admitted {
-			l.flights.depart()
+		if m.admitted {
+			l.flights.Depart()
 		}
 	}()
 	for _, key := range keys {
-		flown = append(flown, l.board(ctx, g, key, forced, tell))
+		joined = append(joined, l.joinOne(ctx, m, key, want, report))
 	}
-	g.complete()
-	for i, p := range flown {
+	m.complete()
+	for i, j := range joined {
 		waited = i + 1
-		switch {
-		case p.call == nil:
-		case !p.taken: // an ordinary flight is on its way, and may end without a load
-			select {
-			case <-p.call.done:
+		switch j.role {
+		case flight.None:
+		case flight.Observer: // an ordinary flight is on its way, and may end without a load
+			if _, err := j.flight.WaitEnd(ctx); err != nil && !errors.Is(err, flight.ErrNoAnswer) {
+				report(keys[i], Result[V]{}, err)
+			} else {
 				again = append(again, keys[i])
-			case <-ctx.Done():
-				tell(keys[i], Result[V]{}, ctx.Err())
 			}
 		default:
-			if a, ok := l.wait(ctx, p); ok {
-				r, err := l.answered(p.call.key, a)
-				tell(keys[i], r, err)
+			if a := l.wait(ctx, j); a != nil {
+				r, err := l.result(j.key, *a)
+				report(keys[i], r, err)
 			} else {
 				again = append(again, keys[i])
 			}
@@ -146,414 +153,123 @@ func (l *Loader[V]) round(
 	return again
 }
 
-// board finds a flight for one of many keys. It tells what needs none, and returns no place then.
-func (l *Loader[V]) board(
-	ctx context.Context, g *group[V], given string, forced bool, tell func(string, Result[V], error),
-) (p place[V]) {
-	key, load, err := l.mayLoad(ctx, given, nil)
+// joinOne joins or starts the flight of one of many keys. It reports a key that needs none, and returns no role for it.
+func (l *Loader[V]) joinOne(
+	ctx context.Context, m *manyKeys[V], given string, want flight.Want, report report[V],
+) (none membership[V]) {
+	q, err := l.request(ctx, given, nil)
 	if err != nil {
-		tell(given, Result[V]{}, err)
-		return p
+		report(given, Result[V]{}, err)
+		return none
 	}
-	t := ticket[V]{key: key, given: given, load: load, ask: AskLeft, group: g}
-	if forced {
-		t.ask, t.forced = AskForce, true
-	} else if r, err, ok := l.remembered(ctx, t, true); ok {
-		tell(given, r, err)
-		return p
+	q.many, q.want = m, want
+	if want == flight.Refresh {
+		q.mode = driver.Force
+	} else if a := l.fromL1(ctx, q, l.cfg.SoftTimeout); a != nil {
+		r, err := l.result(q.key, *a)
+		report(given, r, err)
+		return none
 	}
-	if !g.admitted {
-		if err := l.flights.admit(ctx); err != nil {
-			r, err := l.refused(ctx, t, err)
-			tell(given, r, err)
-			return p
+	if !m.admitted {
+		if l.flights.Admit(outerFill(ctx) != nil) != nil {
+			r, err := l.overloaded(ctx, q)
+			report(given, r, err)
+			return none
 		}
-		g.admitted = true
+		m.admitted = true
 	}
-	if p, err = l.flights.join(ctx, t); err != nil {
-		tell(given, Result[V]{}, err)
+	j, err := l.join(ctx, q)
+	if err != nil {
+		report(given, Result[V]{}, err)
+		return none
 	}
-	if p.led {
-		l.flights.launch(p.call)
+	if j.role == flight.Leader {
+		l.launch(j.flight, q)
 	}
-	return p
+	return j
 }
 
-// group is the flights that one GetMany has started.
-type group[V any] struct {
+// manyKeys is what the keys of a GetMany or Refresh share.
+type manyKeys[V any] struct {
 	l     *Loader[V]
 	ctx   context.Context
-	calls []*call[V] // those that have to look at the store; until complete, the goroutine of the GetMany owns it
-	batch *batch[V]  // that they load with, if there is a bulk load function
+	batch *batch[V] // that they load with, if there is a bulk load function
 
-	completed bool // by the goroutine of the GetMany, as the next one
-	admitted  bool // it is counted among those who wait: once, whatever the number of its keys
+	// Owned by the goroutine of the GetMany until complete.
+	refills  []*refill[V] // those that need the read
+	admitted bool         // counted among the callers that wait: once, whatever the number of keys
+	isClosed bool
 
-	read  chan struct{}         // closed when the next two may be read
-	found map[*call[V]]sighting // by those who look for the first time
-	err   error
+	closed  chan struct{} // closed when no refill is added any more
+	reading atomic.Bool   // a refill has begun the read
+	done    chan struct{} // closed when the next two can be read
+	found   map[*refill[V]]*snapshot
+	err     error
 }
 
-// sighting is what a look at the store has shown.
-type sighting struct {
-	record []byte
-	at     epoch // noted before
-	marks  marks // of its tags, if they have been read, too
-}
-
-func newGroup[V any](l *Loader[V], ctx context.Context) *group[V] {
-	return &group[V]{l: l, ctx: ctx, read: make(chan struct{}), batch: newBatch(l)}
-}
-
-// add is called for each flight of the group before it starts.
-func (g *group[V]) add(c *call[V]) {
-	c.group = g
-	if !c.behind && !c.forced {
-		g.calls = append(g.calls, c)
-	}
-	if c.load == nil {
-		c.seat = g.batch.enter(c)
+func newManyKeys[V any](l *Loader[V], ctx context.Context) *manyKeys[V] {
+	return &manyKeys[V]{
+		l: l, ctx: ctx, batch: newBatch(l), closed: make(chan struct{}), done: make(chan struct{}),
 	}
 }
 
-// complete is called when no flight will be added any more.
-func (g *group[V]) complete() {
-	if g.completed {
-		return
+// add is called for each refill before it runs.
+func (m *manyKeys[V]) add(r *refill[V]) {
+	if r.want == flight.Answer {
+		m.refills = append(m.refills, r)
 	}
-	g.completed = true
-	g.batch.close()
-	if len(g.calls) == 0 || !g.l.flights.read(g.look) {
-		close(g.read)
+	if r.loadKey == nil {
+		r.batched = m.batch.enter(r.given)
 	}
 }
 
-// look reads the store for all: one exchange, and one more where values have tags.
-func (g *group[V]) look() {
-	defer close(g.read)
-	l := g.l
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(g.ctx), l.cfg.StoreTimeout)
+// complete is called when no refill will be added any more.
+func (m *manyKeys[V]) complete() {
+	if !m.isClosed {
+		m.isClosed = true
+		m.batch.close()
+		close(m.closed)
+	}
+}
+
+// snapshot is what the shared read has found for a refill; nil if it was not read for. The first refill that asks does
+// the read. The others wait for it, within two StoreTimeouts.
+func (m *manyKeys[V]) snapshot(r *refill[V]) (*snapshot, error) {
+	<-m.closed
+	if m.reading.CompareAndSwap(false, true) {
+		m.found, m.err = m.read()
+		close(m.done)
+	}
+	<-m.done
+	return m.found[r], m.err
+}
+
+// read reads the store for all: one exchange, and one more if values have tags.
+func (m *manyKeys[V]) read() (map[*refill[V]]*snapshot, error) {
+	l := m.l
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.ctx), l.cfg.StoreTimeout)
 	defer cancel()
-	keys, at := make([]string, len(g.calls)), make([]epoch, len(g.calls))
-	for i, c := range g.calls {
-		keys[i], at[i] = l.full(c.key), l.local.note(c.key)
+	keys, epochs := make([]string, len(m.refills)), make([]l1.Epoch, len(m.refills))
+	for i, r := range m.refills {
+		keys[i], epochs[i] = l.full(r.key), l.l1.Epoch(r.key)
 	}
 	records, err := l.store.GetMany(ctx, keys...)
 	if err != nil {
-		g.err = err
-		return
+		return nil, err
 	}
 	tags := make(map[string]bool)
 	for _, record := range records {
-		for _, tag := range recordTags(record) {
+		for _, tag := range driver.RecordTags(record) {
 			tags[tag] = true
 		}
 	}
-	marks, err := l.marksOf(ctx, l.store, slices.Collect(maps.Keys(tags)))
+	states, err := l.tagStates(ctx, l.store, slices.Collect(maps.Keys(tags)))
 	if err != nil {
-		g.err = err
-		return
+		return nil, err
 	}
-	g.found = make(map[*call[V]]sighting, len(g.calls))
-	for i, c := range g.calls {
-		g.found[c] = sighting{record: records[i], at: at[i], marks: marks}
+	found := make(map[*refill[V]]*snapshot, len(m.refills))
+	for i, r := range m.refills {
+		found[r] = &snapshot{record: records[i], epoch: epochs[i], tags: states}
 	}
-}
-
-// sight is what the group has read for a call, once. It reports false for a call that was not to be read for.
-func (g *group[V]) sight(c *call[V]) (s sighting, err error, ok bool) {
-	<-g.read // within a StoreTimeout
-	s, ok = g.found[c]
-	return s, g.err, ok || g.err != nil
-}
-
-// A batch is one call of the bulk load function, while it is being gathered and while it runs. A flight enters it before
-// it tries its lease, and then either leaves or asks for its key. When nobody may enter any more and everybody in it has
-// done one of the two, it runs. So exactly the keys are loaded whose leases were won.
-type batch[V any] struct {
-	l *Loader[V]
-
-	start sync.Once     // acquires one of the MaxLoads, for all
-	ready chan struct{} // closed when that is done
-	empty chan struct{} // closed when all have left: there is nothing to acquire it for
-	hurry chan struct{} // closed when one of them must not queue, see call.hurry
-
-	mu      sync.Mutex
-	open    bool // more may enter
-	keys    map[string]bool
-	inside  int // flights that have neither left nor asked
-	asked   []*seat[V]
-	running bool
-	wanted  int // of asked, while it runs: those whose flight still waits
-	cancel  context.CancelFunc
-	hurried bool
-	slot    bool // it has one of the MaxLoads
-}
-
-// seat is one flight's place in a batch.
-type seat[V any] struct {
-	b     *batch[V]
-	key   string // as given
-	left  bool   // guarded by b.mu: left, or asked
-	ctx   context.Context
-	fill  *Fill
-	done  chan struct{} // closed when value may be read
-	value loaded[V]
-}
-
-func newBatch[V any](l *Loader[V]) *batch[V] {
-	return &batch[V]{
-		l: l, open: true, keys: make(map[string]bool),
-		ready: make(chan struct{}), empty: make(chan struct{}), hurry: make(chan struct{}),
-	}
-}
-
-// enter gives a flight a seat, or nil when the batch is closed or has another flight of the key already: one of them would
-// get the other one's tags and terms.
-func (b *batch[V]) enter(c *call[V]) *seat[V] {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if !b.open || b.keys[c.given] {
-		return nil
-	}
-	b.keys[c.given] = true
-	b.inside++
-	return &seat[V]{b: b, key: c.given, done: make(chan struct{})}
-}
-
-// close lets nobody enter any more.
-func (b *batch[V]) close() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.open = false
-	b.check()
-}
-
-// leave gives the seat up, if the flight has not asked for its key.
-func (s *seat[V]) leave() {
-	s.b.mu.Lock()
-	defer s.b.mu.Unlock()
-	if !s.left {
-		s.left = true
-		s.b.inside--
-		s.b.check()
-	}
-}
-
-func (s *seat[V]) gone() bool {
-	s.b.mu.Lock()
-	defer s.b.mu.Unlock()
-	return s.left
-}
-
-// check runs the batch, or ends it, when nothing is to be waited for any more. The caller holds b.mu.
-func (b *batch[V]) check() {
-	switch {
-	case b.open || b.inside > 0 || b.running:
-	case len(b.asked) > 0:
-		b.running, b.wanted = true, len(b.asked)
-		go b.run(b.asked)
-	default:
-		b.running = true
-		close(b.empty)
-		b.free()
-	}
-}
-
-// free gives the place among MaxLoads back. The caller holds b.mu.
-func (b *batch[V]) free() {
-	if b.slot {
-		b.slot = false
-		<-b.l.slots
-	}
-}
-
-// acquire takes one of the MaxLoads for the batch, when the first of its flights needs it.
-func (b *batch[V]) acquire() {
-	b.start.Do(func() {
-		if b.l.slots == nil {
-			close(b.ready)
-			return
-		}
-		go func() {
-			defer close(b.ready)
-			select {
-			case b.l.slots <- struct{}{}:
-			case <-b.hurry:
-				return
-			case <-b.empty:
-				return
-			}
-			b.mu.Lock()
-			defer b.mu.Unlock()
-			b.slot = true
-			if b.running && len(b.asked) == 0 { // all have left meanwhile
-				b.free()
-			}
-		}()
-	})
-}
-
-// hasten makes the batch go on without one of the MaxLoads: a load that has one waits for it.
-func (b *batch[V]) hasten() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if !b.hurried {
-		b.hurried = true
-		close(b.hurry)
-	}
-}
-
-// load asks for the key and returns when the batch has run. ctx is that of the flight's load.
-func (s *seat[V]) load(ctx context.Context) loaded[V] {
-	b := s.b
-	s.ctx, s.fill = ctx, outerFill(ctx)
-	b.mu.Lock()
-	if s.left { // the flight has ended before this goroutine began
-		b.mu.Unlock()
-		return loaded[V]{err: context.Cause(ctx)}
-	}
-	s.left = true
-	b.inside--
-	b.asked = append(b.asked, s)
-	b.check()
-	b.mu.Unlock()
-	stop := context.AfterFunc(ctx, s.giveUp)
-	defer stop()
-	<-s.done
-	return s.value
-}
-
-// giveUp is called when nobody waits for the seat's key any more. The last one ends the call.
-func (s *seat[V]) giveUp() {
-	b := s.b
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.running {
-		if b.wanted--; b.wanted == 0 && b.cancel != nil {
-			b.cancel()
-		}
-		return
-	}
-	if i := slices.Index(b.asked, s); i >= 0 {
-		b.asked = slices.Delete(b.asked, i, i+1)
-		s.value.err = context.Cause(s.ctx)
-		close(s.done)
-		b.check()
-	}
-}
-
-// run calls the load function for all seats and hands out what it returns. It has a goroutine of its own.
-func (b *batch[V]) run(seats []*seat[V]) {
-	first := seats[0]
-	fill := &Fill{loader: b.l, outer: first.fill.outer, parts: make(map[string]*Fill, len(seats))}
-	keys := make([]string, len(seats))
-	for i, s := range seats {
-		keys[i] = s.key
-		fill.parts[s.key] = s.fill
-	}
-	// It ends with the last flight that waits for it.
-	ctx := context.WithValue(context.WithoutCancel(first.ctx), fillKey{}, fill)
-	ctx, cancel := context.WithTimeoutCause(ctx, b.l.cfg.LoadTimeout, errLoadTimeout)
-	defer cancel()
-	b.mu.Lock()
-	b.cancel = cancel
-	if b.wanted == 0 {
-		cancel()
-	}
-	b.mu.Unlock()
-	var values map[string]V
-	caught(func() loaded[V] {
-		got, err := b.l.bulk(ctx, keys)
-		values = got
-		return loaded[V]{err: err}
-	}, func(r loaded[V]) { b.handOut(seats, values, r) })
-}
-
-// handOut ends the batch: r is what became of the call.
-func (b *batch[V]) handOut(seats []*seat[V], values map[string]V, r loaded[V]) {
-	for _, s := range seats {
-		value, there := values[s.key]
-		switch {
-		case r.err != nil:
-			s.value = r
-		case there:
-			s.value = loaded[V]{value: value}
-		default:
-			s.value = loaded[V]{err: fmt.Errorf("%w: %q", ErrNotFound, s.key)}
-		}
-		close(s.done)
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.free()
-}
-
-// regroup is how long flights of a group wait for each other that could not load with it: what kept them away, a node that
-// died or a store that is gone, kept most of them.
-const regroup = 5 * time.Millisecond
-
-// gather is the batch that single flights of a bulk Loader enter.
-type gather[V any] struct {
-	mu   sync.Mutex
-	open *batch[V]
-}
-
-// enter gives a flight a seat in the open batch, or in a new one that stays open for a while.
-func (g *gather[V]) enter(l *Loader[V], c *call[V]) *seat[V] {
-	window := l.cfg.BulkWindow
-	if c.group != nil {
-		window = max(window, regroup)
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.open != nil {
-		if s := g.open.enter(c); s != nil {
-			return s
-		}
-	}
-	b := newBatch(l)
-	s := b.enter(c)
-	if window == 0 {
-		b.close()
-		return s
-	}
-	g.open = b
-	time.AfterFunc(window, func() {
-		b.close()
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		if g.open == b {
-			g.open = nil
-		}
-	})
-	return s
-}
-
-// bulkSlot is slot for a flight of a bulk Loader: a place in a batch, which has one of the MaxLoads.
-func (l *Loader[V]) bulkSlot(c *call[V], notes <-chan Note, impatient <-chan time.Time) (free func(), note *Note, err error) {
-	if c.seat == nil || c.seat.gone() {
-		c.seat = l.gather.enter(l, c)
-	}
-	s := c.seat
-	s.b.acquire()
-	hurry := c.hurry
-	for {
-		select {
-		case <-s.b.ready:
-			return s.leave, nil, nil
-		case <-hurry:
-			hurry = nil
-			s.b.hasten()
-			continue
-		case n := <-notes:
-			note = &n
-		case <-impatient:
-			err = ErrOverloaded
-		case <-c.ctx.Done():
-			err = context.Cause(c.ctx)
-		}
-		s.leave()
-		return nil, note, err
-	}
+	return found, nil
 }

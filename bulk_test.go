@@ -13,128 +13,52 @@ import (
 	"time"
 
 	"github.com/refill-go/refill"
+	"github.com/refill-go/refill/backend/memory"
 )
 
-// table is a database that is asked for many keys at once.
-type table struct {
-	took  time.Duration
-	mu    sync.Mutex
-	calls [][]string
-	err   error
-	lacks map[string]bool
-}
-
-func (d *table) load(ctx context.Context, keys []string) (map[string]string, error) {
-	d.mu.Lock()
-	d.calls = append(d.calls, slices.Sorted(slices.Values(keys)))
-	err := d.err
-	d.mu.Unlock()
-	select {
-	case <-time.After(d.took):
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-	rows := map[string]string{}
-	for _, key := range keys {
-		if !d.lacks[key] {
-			rows[key] = "row " + key
-		}
-	}
-	return rows, err
-}
-
-func (d *table) fail(err error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.err = err
-}
-
-// asked returns the calls since the last time.
-func (d *table) asked() (calls [][]string) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	calls, d.calls = d.calls, nil
-	return calls
-}
-
-func bulk(t *testing.T, d *table, cfg refill.Config) *refill.Loader[string] {
-	t.Helper()
-	if cfg.TTL == 0 {
-		cfg.TTL = time.Minute
-	}
-	l, err := refill.NewBulk("thing", d.load, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return l
-}
-
-func names(from, to int) (keys []string) {
-	for i := from; i < to; i++ {
-		keys = append(keys, fmt.Sprintf("k%04d", i))
-	}
-	return keys
-}
-
-// all demands a row for each key.
-func all(t *testing.T, l *refill.Loader[string], keys []string) {
-	t.Helper()
-	got, err := l.GetMany(t.Context(), keys)
-	if err != nil {
-		t.Error(err)
-	}
-	for _, key := range keys {
-		if got[key] != "row "+key {
-			t.Errorf("%s = %q", key, got[key])
-		}
-	}
-}
+// This file tests GetMany, and Refresh of many keys. How keys share a call of a bulk load function is in batch_test.go.
 
 func TestGetMany(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &table{took: 50 * ms, lacks: map[string]bool{"k0003": true}}
-		s := newSpy(refill.NewMemory())
+		s := newSpy(memory.New())
 		l := bulk(t, d, refill.Config{Shared: s, NotFoundTTL: time.Minute, Jitter: -1})
 		get(t, l, "k0000")
 		if calls := d.asked(); len(calls) != 1 || len(calls[0]) != 1 {
-			t.Fatalf("one Get made the calls %v", calls)
+			t.Fatalf("got calls %v after one Get, want one of one key", calls)
 		}
 		before := s.gets.Load()
 		keys := append(names(0, 10), "k0001") // one twice
 		for range 2 {                         // the second time from L1
 			got, err := l.GetMany(t.Context(), keys)
-			synctest.Wait() // L1 takes its time with keys that share a place in front
+			synctest.Wait() // keys share a slot of L1's hot table; ristretto takes the others in the background
 			if err != nil || len(got) != 9 || got["k0007"] != "row k0007" {
-				t.Errorf("%v, %v", got, err)
+				t.Errorf("got %v, %v; want nine rows", got, err)
 			}
-			if _, there := got["k0003"]; there {
-				t.Error("a key that is not found has a value")
+			if v, there := got["k0003"]; there {
+				t.Errorf("got %q for a key that is not found, want no value", v)
 			}
 		}
 		if calls := d.asked(); len(calls) != 1 || !slices.Equal(calls[0], names(1, 10)) {
-			t.Errorf("calls %v, want one for exactly the nine that are missing", calls)
+			t.Errorf("got calls %v, want one for exactly the nine missing keys", calls)
 		}
 		if n := s.many.Load(); n != 1 || s.gets.Load() != before {
-			t.Errorf("%d reads of many and %d of one, want 1 and 0", n, s.gets.Load()-before)
+			t.Errorf("got %d GetManys and %d Gets of the store, want 1 and 0", n, s.gets.Load()-before)
 		}
 		if got, err := l.GetMany(t.Context(), nil); err != nil || len(got) != 0 {
-			t.Errorf("no keys: %v, %v", got, err)
+			t.Errorf("GetMany of no keys: got %v, %v; want an empty map", got, err)
 		}
 	})
 }
 
-// Two nodes with overlapping keys in opposite order: each key is loaded once, by two calls in all, and nobody blocks.
+// Two nodes ask for overlapping keys in opposite order. Each key is loaded once, with at most one call per caller. The
+// nodes do not block each other.
 func TestGetManyOfOverlappingKeys(t *testing.T) {
 	for _, callers := range []int{1, 3} {
 		t.Run(fmt.Sprint(callers, " on each"), func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				d := &table{took: 100 * ms}
-				shared := refill.NewMemory()
+				shared := memory.New()
 				cfg := refill.Config{Shared: shared}
 				a, b := bulk(t, d, cfg), bulk(t, d, cfg)
 				all(t, a, names(0, 700))
@@ -155,11 +79,12 @@ func TestGetManyOfOverlappingKeys(t *testing.T) {
 					}
 				}
 				if len(loaded) != 300 || len(calls) > 2*callers {
-					t.Errorf("%d keys in %d calls, want the 300 that were missing in %d at most", len(loaded), len(calls), 2*callers)
+					t.Errorf("got %d keys in %d calls, want the 300 missing keys in at most %d calls",
+						len(loaded), len(calls), 2*callers)
 				}
 				for key, n := range loaded {
 					if n != 1 {
-						t.Errorf("%s was loaded %d times", key, n)
+						t.Errorf("%s was loaded %d times, want once", key, n)
 					}
 				}
 			})
@@ -167,11 +92,55 @@ func TestGetManyOfOverlappingKeys(t *testing.T) {
 	}
 }
 
-// One that had leases dies: the other loads what it waited for when they are over, in few calls, and nothing stays locked.
+// Stale keys are served at once. One call refreshes them and loads the missing keys.
+func TestGetManyOfStaleKeys(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &table{}
+		l := bulk(t, d, refill.Config{TTL: time.Second, StaleFor: time.Minute, Jitter: -1})
+		all(t, l, names(0, 50))
+		time.Sleep(1100 * ms)
+		d.asked()
+		all(t, l, names(20, 80))
+		synctest.Wait()
+		if calls := d.asked(); len(calls) != 1 || !slices.Equal(calls[0], names(20, 80)) {
+			t.Errorf("got calls %v, want one of 30 stale and 30 missing keys", calls)
+		}
+		d.took = time.Second
+		time.Sleep(1100 * ms)
+		began := time.Now()
+		all(t, l, names(20, 80))
+		if took := time.Since(began); took > 0 {
+			t.Errorf("stale values took %v, want them at once", took)
+		}
+	})
+}
+
+// A Loader that loads one key at a time also has GetMany. Its loads run in parallel, at most MaxLoads at once.
+func TestGetManyWithSingleLoads(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{took: 100 * ms}
+		l := node(t, d.load, refill.Config{TTL: time.Minute, MaxLoads: 5})
+		began := time.Now()
+		got, err := l.GetMany(t.Context(), names(0, 20))
+		if err != nil || len(got) != 20 || got["k0007"] != "k0007 v0" {
+			t.Errorf("got %v, %v; want 20 values", got, err)
+		}
+		if took := time.Since(began); d.most.Load() != 5 || took != 400*ms {
+			t.Errorf("got %d loads at once, %v in all; want 5 and 400 ms", d.most.Load(), took)
+		}
+		empty := node(t, nil, refill.Config{TTL: time.Minute})
+		if _, err := empty.GetMany(t.Context(), []string{"a"}); !errors.Is(err, refill.ErrInvalid) {
+			t.Errorf("without a load function: got %v, want ErrInvalid", err)
+		}
+	})
+}
+
+// A node that holds leases dies. When its leases end, the other node loads the keys that it waited for, in few calls.
+// No lease is left.
 func TestGetManyAndANodeThatDies(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &table{took: time.Second}
-		shared := refill.NewMemory()
+		shared := memory.New()
 		s := newSpy(shared)
 		a, b := bulk(t, d, refill.Config{Shared: s}), bulk(t, d, refill.Config{Shared: shared})
 		var wg sync.WaitGroup
@@ -181,19 +150,19 @@ func TestGetManyAndANodeThatDies(t *testing.T) {
 		began := time.Now()
 		all(t, b, names(50, 150))
 		if took := time.Since(began); took > 2600*ms {
-			t.Errorf("it took %v: the dead node's leases (1 s), and two loads of a second", took)
+			t.Errorf("GetMany took %v, want 2.6 s at most: leases of 1 s, then a load of 1 s", took)
 		}
 		if calls := d.asked(); len(calls) != 3 {
-			t.Errorf("%d calls, want the dead node's, and two", len(calls))
+			t.Errorf("got %d calls, want 3: one of the node that died, two of the other", len(calls))
 		}
 		wg.Wait()
 		for _, key := range names(0, 150) {
-			nobodyHas(t, shared, key)
+			lockIsFree(t, shared, key)
 		}
 	})
 }
 
-// Partial results: what is there is returned, with an error per key that has none.
+// Partial results: GetMany returns the values that it has, and an error for each of the other keys.
 func TestGetManyThatFails(t *testing.T) {
 	boom := errors.New("boom")
 	for name, end := range map[string]func(){
@@ -226,25 +195,63 @@ func TestGetManyThatFails(t *testing.T) {
 					var keys *refill.KeyErrors
 					var load *refill.LoadError
 					if !errors.As(err, &keys) || len(keys.Errs) != 3 || !errors.As(keys.Errs["c"], &load) ||
-						!errors.As(keys.Errs["d"], &load) || !errors.Is(keys.Errs[""], refill.ErrInvalid) || !errors.Is(err, refill.ErrInvalid) {
-						t.Errorf("%v, want errors of c, d and the empty key", err)
+						!errors.As(keys.Errs["d"], &load) || !errors.Is(keys.Errs[""], refill.ErrInvalid) ||
+						!errors.Is(err, refill.ErrInvalid) {
+						t.Errorf("got %v, want errors of c, d and the empty key", err)
 					}
 					if name != "Goexit" && !errors.Is(err, boom) {
-						t.Errorf("%v does not wrap the cause", err)
+						t.Errorf("got %v, want an error that wraps the cause", err)
 					}
 					if len(got) != 2 || got["a"] != "1" || got["b"] != "2" {
-						t.Errorf("got %v beside the error", got)
+						t.Errorf("got values %v with the error, want those of a and b", got)
 					}
 				}
 				if n := calls.Load(); n != 2 {
-					t.Errorf("%d calls, want 2: the back-off holds for every key of a call", n)
+					t.Errorf("got %d calls, want 2: the back-off holds for each key of a call", n)
 				}
 			})
 		})
 	}
 }
 
-// A caller that leaves gets what there is; the rest has its error; the load goes on for others, and ends with the last.
+// OnEvent panics in a GetMany, and the caller recovers, as net/http does. No flight is left behind. The test runs
+// outside of a bubble, where the panic would end it.
+func TestGetManyWhoseOnEventPanics(t *testing.T) {
+	d := &table{}
+	var bad atomic.Bool
+	onEvent := func(e refill.Event) {
+		if e.Outcome == refill.OutcomeHit && bad.Swap(false) {
+			panic("OnEvent")
+		}
+	}
+	l, err := refill.NewBulk("thing", d.load, refill.Config{
+		TTL: time.Hour, LoadTimeout: 100 * ms, OnEvent: onEvent,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	get(t, l, "hit")
+	bad.Store(true)
+	func() {
+		defer func() { _ = recover() }()
+		_, _ = l.GetMany(t.Context(), []string{"cold", "hit"})
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if v, err := l.Get(ctx, "cold"); err != nil {
+		t.Errorf("Get of the cold key: got %q, %v; want its row", v, err)
+	}
+	closed := make(chan struct{})
+	go func() { _ = l.Close(); close(closed) }()
+	select {
+	case <-closed:
+	case <-time.After(2 * time.Second):
+		t.Error("Close took more than 2 s, want LoadTimeout (100 ms) at most")
+	}
+}
+
+// A caller that leaves gets the values that are there, and its ctx's error for the others. The load goes on for other
+// callers and ends with the last of them.
 func TestGetManyIsLeft(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ended := make(chan error, 9)
@@ -266,94 +273,139 @@ func TestGetManyIsLeft(t *testing.T) {
 		long, cancelLong := context.WithTimeout(t.Context(), 3*time.Second)
 		defer cancelLong()
 		var wg sync.WaitGroup
-		wg.Go(func() { _, _ = l.Get(long, "b") }) // joins the flight of b below
+		wg.Go(func() { _, _ = l.Get(long, "b") }) // a load of its own
 		wg.Go(func() {
 			time.Sleep(10 * ms)
-			_, _ = l.Get(long, "c")
+			_, _ = l.Get(long, "c") // joins the flight of c below
 		})
 		synctest.Wait()
 		began := time.Now()
 		got, err := l.GetMany(short, []string{"there", "c", "d"})
 		if !errors.Is(err, context.DeadlineExceeded) || got["there"] != "yes" || time.Since(began) > 1010*ms {
-			t.Errorf("%v, %v after %v", got, err, time.Since(began))
+			t.Errorf("got %v, %v after %v; want the cached key and the ctx's error after 1 s", got, err, time.Since(began))
 		}
 		time.Sleep(time.Second)
 		if len(ended) > 0 {
-			t.Error("the load was cancelled although somebody waits for c")
+			t.Error("the load was cancelled, although a caller waits for c")
 		}
 		wg.Wait()
 		synctest.Wait()
 		if len(ended) != 2 {
-			t.Errorf("%d loads were cancelled, want both", len(ended))
+			t.Errorf("got %d cancelled loads, want 2", len(ended))
 		}
 	})
 }
 
-// Single Gets share calls within BulkWindow.
-func TestBulkWindow(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		d := &table{took: 50 * ms}
-		l := bulk(t, d, refill.Config{BulkWindow: 10 * ms, MaxLoads: 1})
-		var wg sync.WaitGroup
-		for i, key := range names(0, 90) {
-			wg.Go(func() {
-				time.Sleep(time.Duration(i/30) * 7 * ms) // three waves: at 0, 7 and 14 ms
-				if v := get(t, l, key); v != "row "+key {
-					t.Errorf("%q", v)
-				}
-			})
-		}
-		wg.Wait()
-		if calls := d.asked(); len(calls) != 2 || len(calls[0]) != 60 || len(calls[1]) != 30 {
-			t.Errorf("%d calls, want one of 60 keys and one of 30", len(calls))
-		}
-	})
+// slowMany reads many keys slowly.
+type slowMany struct {
+	*spy
+	slow *atomic.Bool
 }
 
-// Stale keys are served at once and refreshed with the same call that loads the missing ones.
-func TestGetManyOfStaleKeys(t *testing.T) {
+func (s slowMany) GetMany(ctx context.Context, keys ...string) ([][]byte, error) {
+	if s.slow.Load() {
+		select {
+		case <-time.After(100 * ms):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	return s.spy.GetMany(ctx, keys...)
+}
+
+// The caller of a GetMany leaves while its keys are read. Another caller that has joined the flight of a key still gets
+// its value.
+func TestGetManyIsLeftWhileItReads(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &table{}
-		l := bulk(t, d, refill.Config{TTL: time.Second, StaleFor: time.Minute, Jitter: -1})
-		all(t, l, names(0, 50))
-		time.Sleep(1100 * ms)
-		d.asked()
-		all(t, l, names(20, 80))
-		synctest.Wait()
-		if calls := d.asked(); len(calls) != 1 || !slices.Equal(calls[0], names(20, 80)) {
-			t.Errorf("calls %v, want one: 30 stale ones and 30 missing", calls)
+		s := newSpy(memory.New())
+		var slow atomic.Bool
+		l := bulk(t, d, refill.Config{Shared: slowMany{s, &slow}, StoreTimeout: 200 * ms})
+		get(t, l, "warm")
+		slow.Store(true)
+		before := s.calls.Load()
+		ctx, cancel := context.WithTimeout(t.Context(), 50*ms)
+		defer cancel()
+		var wg sync.WaitGroup
+		wg.Go(func() { _, _ = l.GetMany(ctx, []string{"a", "b"}) })
+		time.Sleep(10 * ms)
+		if v := get(t, l, "a"); v != "row a" {
+			t.Errorf("got %q, want %q", v, "row a")
 		}
-		d.took = time.Second
-		time.Sleep(1100 * ms)
-		began := time.Now()
-		all(t, l, names(20, 80))
-		if took := time.Since(began); took > 0 {
-			t.Errorf("stale values took %v", took)
+		wg.Wait()
+		// Usually 3: the read of both keys, then acquire and publish of a. All callers of b have left.
+		if n := s.calls.Load() - before; n > 4+2 {
+			t.Errorf("got %d calls of the store, want 6 at most: the read of the GetMany was lost", n)
 		}
 	})
 }
 
-// Loaders that load one key at a time have GetMany, too: single loads side by side, at most MaxLoads.
-func TestGetManyWithSingleLoads(t *testing.T) {
+// afterMany calls do when a GetMany has its reply and has not returned yet.
+type afterMany struct {
+	*spy
+	do func()
+}
+
+func (s *afterMany) GetMany(ctx context.Context, keys ...string) ([][]byte, error) {
+	records, err := s.spy.GetMany(ctx, keys...)
+	if s.do != nil {
+		s.do()
+	}
+	return records, err
+}
+
+// A GetMany reads a key. The key is invalidated while the reply is on its way. Later Gets must not find the old value
+// in L1.
+func TestInvalidateWhileManyAreRead(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		d := &db{took: 100 * ms}
-		l := node(t, d.load, refill.Config{TTL: time.Minute, MaxLoads: 5})
-		began := time.Now()
-		got, err := l.GetMany(t.Context(), names(0, 20))
-		if err != nil || len(got) != 20 || got["k0007"] != "k0007 v0" {
-			t.Errorf("%v, %v", got, err)
+		d := &db{}
+		s := &afterMany{spy: newSpy(memory.New())}
+		l := node(t, d.load, refill.Config{TTL: time.Hour, Shared: s})
+		peer := node(t, d.load, refill.Config{TTL: time.Hour, Shared: s.Store})
+		get(t, peer, "a")
+		get(t, peer, "b")
+		s.do = func() {
+			d.version.Store(1)
+			if err := peer.Invalidate(t.Context(), "a"); err != nil {
+				t.Error(err)
+			}
+			time.Sleep(ms)
 		}
-		if took := time.Since(began); d.most.Load() != 5 || took != 400*ms {
-			t.Errorf("%d at once, %v in all; want 5 and 400 ms", d.most.Load(), took)
+		if got, err := l.GetMany(t.Context(), []string{"a", "b"}); err != nil || len(got) != 2 {
+			t.Errorf("got %v, %v; want both values", got, err)
 		}
-		empty := node(t, nil, refill.Config{TTL: time.Minute})
-		if _, err := empty.GetMany(t.Context(), []string{"a"}); !errors.Is(err, refill.ErrInvalid) {
-			t.Errorf("without a load function: %v", err)
+		if v := get(t, l, "a"); v != "a v1" {
+			t.Errorf("got %q after the Invalidate, want %q", v, "a v1")
 		}
 	})
 }
 
-// One GetMany is one caller, whatever the number of its keys.
+// Close waits for the read of a GetMany, even if no flight needed it.
+func TestCloseWaitsForTheReadOfAGetMany(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{}
+		s := newSpy(memory.New())
+		l, err := refill.New("thing", d.load, refill.Config{TTL: time.Second, StaleIfError: time.Hour, Shared: s})
+		if err != nil {
+			t.Fatal(err)
+		}
+		get(t, l, "a")
+		time.Sleep(2 * time.Second) // past TTL: the refill skips the lookup
+		s.manyTook = 200 * ms
+		if _, err := l.GetMany(t.Context(), []string{"a"}); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+		if n := s.reading.Load(); n != 0 {
+			t.Errorf("got %d reads of the store that go on after Close, want 0", n)
+		}
+		time.Sleep(time.Second)
+	})
+}
+
+// A GetMany counts as one caller, whatever the number of its keys.
 func TestGetManyAndMaxWaiters(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &table{took: time.Second}
@@ -363,144 +415,136 @@ func TestGetManyAndMaxWaiters(t *testing.T) {
 		wg.Go(func() { all(t, l, names(50, 150)) })
 		synctest.Wait()
 		if _, err := l.GetMany(t.Context(), names(0, 3)); !errors.Is(err, refill.ErrOverloaded) {
-			t.Errorf("a third caller: %v", err)
+			t.Errorf("a third caller: got %v, want ErrOverloaded", err)
 		}
 		wg.Wait()
 		all(t, l, names(200, 300))
 	})
 }
 
-// A bulk load within MaxLoads counts as one, and a load that asks for more keys of its own Loader does not wait for itself.
-func TestNestedGetMany(t *testing.T) {
+// A GetMany counts as a waiting caller until it has all its keys.
+func TestGetManyWaitsForItsLastKey(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		var l *refill.Loader[string]
-		l, err := refill.NewBulk("thing", func(ctx context.Context, keys []string) (map[string]string, error) {
-			rows := map[string]string{}
-			for _, key := range keys {
-				rows[key] = key
+		l := node(t, func(_ context.Context, key string) (string, error) {
+			if key != "quick" {
+				time.Sleep(time.Second)
 			}
-			if slices.Contains(keys, "outer") {
-				inner, err := l.GetMany(ctx, []string{"x", "y"})
-				if err != nil || len(inner) != 2 {
-					t.Errorf("inner: %v, %v", inner, err)
-				}
-				if _, err := l.Get(ctx, "outer"); !errors.Is(err, refill.ErrInvalid) {
-					t.Errorf("a load that asks for its own key: %v", err)
-				}
+			return key, nil
+		}, refill.Config{TTL: time.Minute, MaxWaiters: 1})
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if got, err := l.GetMany(t.Context(), []string{"quick", "slow"}); err != nil || len(got) != 2 {
+				t.Errorf("got %v, %v; want both values", got, err)
 			}
-			return rows, nil
-		}, refill.Config{TTL: time.Minute, MaxLoads: 1})
-		if err != nil {
-			t.Fatal(err)
+		})
+		time.Sleep(500 * ms)
+		if _, err := l.Get(t.Context(), "other"); !errors.Is(err, refill.ErrOverloaded) {
+			t.Errorf("a second caller: got %v, want ErrOverloaded", err)
 		}
-		defer l.Close()
-		if got, err := l.GetMany(t.Context(), []string{"outer", "other"}); err != nil || len(got) != 2 {
-			t.Errorf("%v, %v", got, err)
+		wg.Wait()
+		get(t, l, "other") // no caller waits any longer
+	})
+}
+
+// A GetMany counts as a waiting caller to its end, also for a Get of the key that it waits for.
+func TestGetManyIsCountedToItsEnd(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		load := func(ctx context.Context, key string) (string, error) {
+			if key == "slow" {
+				time.Sleep(time.Second)
+			}
+			return "v", nil
+		}
+		l := node(t, load, refill.Config{TTL: time.Hour, MaxWaiters: 1})
+		var wg sync.WaitGroup
+		wg.Go(func() { _, _ = l.GetMany(t.Context(), []string{"fast", "slow"}) })
+		time.Sleep(100 * ms)
+		if _, err := l.Get(t.Context(), "slow"); !errors.Is(err, refill.ErrOverloaded) {
+			t.Errorf("a second caller: got %v, want ErrOverloaded: MaxWaiters is 1", err)
+		}
+		wg.Wait()
+	})
+}
+
+// Without the store, L1 answers what it has, and one bulk call loads the rest.
+func TestGetManyWithoutTheStore(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &table{took: 50 * ms}
+		s := newSpy(memory.New())
+		l := bulk(t, d, refill.Config{Shared: s})
+		all(t, l, names(0, 100))
+		synctest.Wait() // keys share a slot of L1's hot table; ristretto takes the others in the background
+		d.asked()
+		s.cut(true)
+		all(t, l, names(50, 200))
+		if calls := d.asked(); len(calls) != 1 || len(calls[0]) != 100 {
+			t.Errorf("got calls %v, want one for the 100 keys that L1 does not have", calls)
 		}
 	})
 }
 
-// What is said of a bulk load holds for all its keys, what is said of one key for that one.
-func TestFillOfABulkLoad(t *testing.T) {
+// If the read of many keys fails, the store is not asked for each key as well.
+func TestGetManyReadsOnceWithoutTheStore(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		long := fmt.Sprint("long ", string(make([]byte, 600)))
-		l, err := refill.NewBulk("thing", func(ctx context.Context, keys []string) (map[string]string, error) {
-			f := refill.FillFrom(ctx)
-			f.SetTTL(time.Hour)
-			f.For("short").SetTTL(time.Second)
-			f.For(long).SetValidator("v7")
-			f.For("unknown").NoStore()
-			rows := map[string]string{}
-			for _, key := range keys {
-				rows[key] = key
-			}
-			return rows, nil
-		}, refill.Config{TTL: time.Minute, Jitter: -1})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-		if _, err := l.GetMany(t.Context(), []string{"short", "plain", long}); err != nil {
-			t.Fatal(err)
-		}
-		for key, want := range map[string]time.Duration{"short": time.Second, "plain": time.Hour, long: time.Hour} {
-			if r, ok := l.Peek(t.Context(), key); !ok || r.Remaining != want || r.Value != key {
-				t.Errorf("%.10s…: %v left, want %v", key, r.Remaining, want)
-			}
-		}
-		if r, _ := l.Peek(t.Context(), long); r.Validator != "v7" {
-			t.Errorf("validator %q", r.Validator)
+		d := &table{}
+		s := newSpy(memory.New())
+		l := bulk(t, d, refill.Config{Shared: s})
+		s.cut(true)
+		before := s.calls.Load()
+		all(t, l, names(0, 100))
+		if n := s.calls.Load() - before; n != 1 {
+			t.Errorf("got %d calls of a store that is down, want 1", n)
 		}
 	})
 }
 
-// Refresh of many keys: one call for all, whatever is cached.
+// Refresh of many keys loads all of them, whatever is cached, with one call per 1,024 keys.
 func TestRefreshMany(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &table{took: 10 * ms}
 		l := bulk(t, d, refill.Config{})
 		all(t, l, names(0, 1100))
-		synctest.Wait() // a flight that is about to end would be waited for, and its key loaded after the others
+		synctest.Wait() // Refresh would wait for a flight that is about to end, and load its key after the others
 		d.asked()
 		if err := l.Refresh(t.Context(), names(0, 1100)...); err != nil {
 			t.Fatal(err)
 		}
 		if calls := d.asked(); len(calls) != 2 || len(calls[0]) != 1024 {
-			t.Errorf("%d calls, want one for each 1,024 keys", len(calls))
+			t.Errorf("got %d calls, want 2: one per 1,024 keys", len(calls))
 		}
 		d.fail(errors.New("boom"))
 		if err := l.Refresh(t.Context(), "k0001", "new"); err == nil {
-			t.Error("no error")
+			t.Error("Refresh succeeded, want the error of the load")
 		}
 		all(t, l, names(0, 300))
 	})
 }
 
-// Without the store: what L1 has, and one bulk call for the rest.
-func TestGetManyWithoutTheStore(t *testing.T) {
+// A Refresh finds an ordinary flight of one of its keys. It waits for the end of that flight and loads the key again,
+// because the flight may have ended without a load.
+func TestRefreshAfterAnOrdinaryFlight(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		d := &table{took: 50 * ms}
-		s := newSpy(refill.NewMemory())
-		l := bulk(t, d, refill.Config{Shared: s})
-		all(t, l, names(0, 100))
-		synctest.Wait() // L1 takes its time with keys that share a place in front
-		d.asked()
-		s.cut(true)
-		all(t, l, names(50, 200))
-		if calls := d.asked(); len(calls) != 1 || len(calls[0]) != 100 {
-			t.Errorf("%d calls, want one for the hundred that L1 does not have", len(calls))
-		}
-	})
-}
-
-// A bulk load that hangs is cut off like any other: its keys get the time-out, and work again.
-func TestBulkLoadTimeout(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		hang, free := atomic.Bool{}, make(chan struct{})
-		hang.Store(true)
-		l, err := refill.NewBulk("thing", func(_ context.Context, keys []string) (map[string]string, error) {
-			if hang.Load() {
-				<-free // does not heed its ctx
-			}
-			return map[string]string{"a": "1", "b": "2"}, nil
-		}, refill.Config{TTL: time.Minute, LoadTimeout: time.Second, ErrorTTL: -1})
-		if err != nil {
+		d := &table{took: time.Second}
+		l := bulk(t, d, refill.Config{})
+		defer behind(t, l, "b")()
+		time.Sleep(500 * ms)
+		began := time.Now()
+		if err := l.Refresh(t.Context(), "a", "b", "c"); err != nil {
 			t.Fatal(err)
 		}
-		began := time.Now()
-		_, err = l.GetMany(t.Context(), []string{"a", "b"})
-		var keys *refill.KeyErrors
-		var load *refill.LoadError
-		if !errors.As(err, &keys) || len(keys.Errs) != 2 || !errors.As(err, &load) || !load.Timeout || time.Since(began) > 1100*ms {
-			t.Errorf("%v after %v", err, time.Since(began))
+		if calls := d.asked(); len(calls) != 3 || len(calls[1]) != 2 || len(calls[2]) != 1 || calls[2][0] != "b" {
+			t.Errorf("got calls %v, want b; a and c in one call; b again", calls)
 		}
-		hang.Store(false)
-		if got, err := l.GetMany(t.Context(), []string{"a", "b"}); err != nil || len(got) != 2 {
-			t.Errorf("afterwards: %v, %v", got, err)
+		if took := time.Since(began); took < 1500*ms || took > 2100*ms {
+			t.Errorf("Refresh took %v, want 1.5 to 2.1 s", took)
 		}
-		close(free)
-		if err := l.Close(); err != nil {
-			t.Error(err)
+		wait := behind(t, l, "d") // a Refresh whose ctx ends earlier returns the ctx's error
+		time.Sleep(500 * ms)
+		ctx, cancel := context.WithTimeout(t.Context(), 100*ms)
+		defer cancel()
+		if err := l.Refresh(ctx, "d"); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v, want the ctx's error", err)
 		}
+		wait()
 	})
 }

@@ -1,162 +1,117 @@
 package refill
 
 import (
-	"encoding/json"
+	"fmt"
 	"math"
-	"reflect"
 	"slices"
-	"strings"
 	"time"
+
+	"github.com/refill-go/refill/backend/memory"
+	"github.com/refill-go/refill/driver"
 )
 
 // Config is how a Loader works. The zero value of a field stands for its default; only TTL has none. A negative value
-// turns a feature off where that is said, and is an error elsewhere. New copies the Config.
+// turns a feature off where the field says so, and is an error elsewhere. New copies the Config.
 type Config struct {
-	// TTL is how long a value is served without a thought, counted from the start of its load. Required: how old data
-	// may be is a decision that nobody can take for you.
+	// TTL is how long a value is served as fresh, counted from the start of its load. Required: how old data may be is
+	// your decision.
 	TTL time.Duration
 
 	// StaleFor is how long after TTL a value is still served, at once, while one node of the fleet refreshes it in the
-	// background (stale-while-revalidate, RFC 5861). It adds to TTL. Default 0: callers wait for the refill.
+	// background (stale-while-revalidate, RFC 5861). It is added to TTL. Default 0: callers wait for the refill.
 	StaleFor time.Duration
 
-	// StaleIfError is how long after TTL a value is served in place of an error when its refill fails
-	// (stale-if-error, RFC 5861). It adds to TTL. Default: as StaleFor. Negative: off.
+	// StaleIfError is how long after TTL a value is served in place of an error if its refill fails (stale-if-error,
+	// RFC 5861). It is added to TTL. Default: StaleFor. Negative: off.
 	StaleIfError time.Duration
 
-	// EarlyRefresh is the share of TTL after which a fresh value is refreshed behind the next Get, so that a hot key never
-	// expires under its callers: 0.8 begins at 80 %. Default 0: off, as is anything negative. Below 1.
+	// EarlyRefresh is the share of TTL after which the next Get refreshes a fresh value in the background, so that a hot
+	// key never expires while it is in use: 0.8 begins at 80 %. Below 1. Default 0: off, as is anything negative.
 	EarlyRefresh float64
 
-	// XFetch is the beta of probabilistic early refresh: a node refreshes a value earlier the longer its load took, at a
-	// moment drawn once per value and node, on the average beta load times before its end, never in its first half. 1 is
-	// the usual value. Nodes draw apart and the first one's result is pushed to all, so most never have to try. Default 0:
-	// off, as is anything negative.
+	// XFetch is the beta of probabilistic early refresh: the longer its load took, the earlier a node refreshes a value.
+	// The moment is drawn once per value and node. On average it is beta load times before the end of TTL, and never in
+	// the first half of it. 1 is the usual value. Nodes draw independently, and the result of the first one is announced
+	// to all, so most nodes never try. Default 0: off, as is anything negative.
 	// (Vattani, Chierichetti, Lowenstein, Optimal Probabilistic Cache Stampede Prevention, PVLDB 8(8), 2015.)
 	XFetch float64
 
-	// SoftTimeout is how long a Get waits for the refill of a stale value before it takes the stale one; the refill goes
-	// on. It needs StaleFor. Default 0: stale values are served at once.
+	// SoftTimeout is how long a Get waits for the refill of a stale value before it returns the stale one. The refill goes
+	// on. It needs StaleFor. Default 0: stale values are returned at once.
 	SoftTimeout time.Duration
 
-	// LocalTTL is how long this process answers from its own memory (L1) before it looks at the shared store again. Changes
-	// made elsewhere are pushed; this is the bound for a push that got lost unnoticed. Default: TTL, at most 1 min.
-	// Negative: off, every Get asks the store.
+	// LocalTTL is how long this process answers from its own memory (L1) before it reads the shared store again. Changes
+	// on other nodes are announced; LocalTTL is the bound if an announcement is lost unnoticed. Default: TTL, at most 1
+	// min. Negative: off, every Get reads the store.
 	LocalTTL time.Duration
 
-	// LockTTL is how long the refill lock outlives a process that died with it; it is renewed at each third while
-	// a load runs, so loads may be longer. Another node takes over within LockTTL + 500 ms. Default 1 s, at least 200 ms.
+	// LockTTL is how long the refill lock outlives a process that died with it. It is renewed each third of that time
+	// while a load runs, so loads may take longer. Another node takes over within LockTTL + 500 ms. Default 1 s, at least
+	// 200 ms.
 	LockTTL time.Duration
 
-	// StoreTimeout bounds every call of the shared store. Default 250 ms, or LockTTL/4 where that is less, and never more:
-	// a renewal that got stuck has to be tried again within the lock's life.
+	// StoreTimeout bounds every call of the shared store. Default 250 ms, and at most LockTTL/4: a renewal without an
+	// answer must be repeated while the lock still lives.
 	StoreTimeout time.Duration
 
-	// LoadTimeout bounds a load: then its ctx is cancelled, its callers get a *LoadError with Timeout set, and the key
-	// is free for another try, even if the function does not return. Default 10 s.
+	// LoadTimeout bounds a load. When it is over, the ctx of the load is cancelled, its callers get a *LoadError with
+	// Timeout set, and the key can be loaded again, even if the function does not return. Default 10 s.
 	LoadTimeout time.Duration
 
-	// ErrorTTL is the back-off after a failed load: until it is over, every Get of the key on every node is answered with
-	// that error (or a stale value, see StaleIfError) and the database is left alone. Default 1 s. Negative: off, the
-	// error is still shared by those who waited. Invalidate, Expire and Refresh end it.
+	// ErrorTTL is the back-off after a failed load. Until it is over, every Get of the key on every node returns that
+	// error (or a stale value, see StaleIfError), and the database is left alone. Default 1 s. Negative: off; those that
+	// waited for the load still share its error. Invalidate, Expire and Refresh end a back-off.
 	ErrorTTL time.Duration
 
-	// MaxErrorTTL lets the back-off of a key double with each failure in a row, up to this. Default: ErrorTTL, it does not
-	// grow.
+	// MaxErrorTTL lets the back-off of a key double with each failure in a row, up to this. Default: ErrorTTL, so it does
+	// not grow.
 	MaxErrorTTL time.Duration
 
 	// NotFoundTTL is how long an absence (ErrNotFound) is cached. Default: TTL, at most 10 s. Negative: off.
 	NotFoundTTL time.Duration
 
-	// Tags are groups that every value of this Loader is in, see Fill.Tag: with Tags: {"all"}, InvalidateTag(ctx, "all") voids
-	// them all. Default: none.
+	// Tags are the tags of every value of this Loader, see Fill.Tag: with Tags: {"all"}, InvalidateTag(ctx, "all")
+	// invalidates all of them. Default: none.
 	Tags []string
 
 	// Jitter shortens the TTL of each stored value by a random share up to this one, so that values loaded together do
 	// not expire together. Default 0.1. Negative: off. Below 1.
 	Jitter float64
 
-	// MaxLoads is how many loads of this Loader may run at once in this process; a bulk load counts as one. More wait
-	// their turn, or get ErrOverloaded while the shared store does not answer. Default 64. Negative: no limit.
+	// MaxLoads is how many loads of this Loader may run at once in this process; a bulk load counts as one. More loads
+	// wait, or return ErrOverloaded while the shared store does not answer. Default 64. Negative: no limit.
 	MaxLoads int
 
-	// BulkWindow is how long a Get of a Loader made by NewBulk waits for others whose keys have to be loaded, too, so that
-	// one call loads all of them. Default 0: it does not wait. GetMany needs none.
+	// BulkWindow is how long a Get of a Loader made by NewBulk waits for other Gets that have to load, so that one call
+	// loads all of their keys. Default 0: it does not wait. GetMany needs none.
 	BulkWindow time.Duration
 
-	// MaxWaiters is how many callers of this Loader may wait at once in this process, for loads here or elsewhere; more get
-	// ErrOverloaded at once. What L1 answers never waits. Default 10,000. Negative: no limit.
+	// MaxWaiters is how many callers of this Loader may wait at once in this process, for loads here or on other nodes.
+	// More callers get ErrOverloaded at once. A Get that L1 answers never waits. Default 10,000. Negative: no limit.
 	MaxWaiters int
 
-	// LocalEntries and LocalBytes bound L1: the number of entries (default 10,000), and, if set, the sum of the sizes of the
-	// encoded values in bytes (default: no such bound). A value above a quarter of LocalBytes may not stay in L1.
+	// LocalEntries and LocalBytes bound L1: the number of entries (default 10,000) and, if set, the sum of the sizes of
+	// the encoded values in bytes (default: not bounded). A value larger than a quarter of LocalBytes may not stay in L1.
 	LocalEntries int
 	LocalBytes   int64
 
-	// Shared is the store that the fleet shares, one per process for all its Loaders: see backend/goredis. Default nil:
-	// this process alone, with a store of its own (NewMemory).
-	Shared Store
+	// Shared is the store that the fleet shares, see backend/goredis. One per process is enough for all its Loaders.
+	// Default nil: this process alone, with a backend/memory store of its own.
+	Shared driver.Store
 
-	// Codec turns values into bytes and back. Default: JSON, and for a V of []byte or string the bytes themselves.
-	// What the codec leaves out (JSON: unexported fields, `json:"-"`) is left out on the node that loaded it, too:
-	// callers get what was decoded from what was stored. The module refill/codec has others: CBOR, and compression.
+	// Codec turns values into bytes and back. Default: JSON, and for a V of []byte or string the bytes themselves. What
+	// the codec leaves out (JSON: unexported fields, `json:"-"`) is missing on the node that loaded it as well: callers
+	// get what was decoded from what was stored. The module refill/codec has CBOR and compression.
 	Codec Codec
 
-	// OnEvent sees every outcome, see EventKind. It is called from many goroutines at once, of callers, flights and the
-	// subscription, so it must be quick and must not panic. Default: nobody looks.
+	// OnEvent is called for every Event. It is called from many goroutines at once: callers, flights and the subscription.
+	// It must be fast, because Gets and announcements wait for it. It must not panic, and must not call Close. No lock of
+	// refill is held meanwhile. Default: no events.
 	OnEvent func(Event)
 }
 
-// Codec encodes values of one type. Its methods are called from many goroutines.
-type Codec interface {
-	// Name stands in every record. A record of another name is a miss, so change it when the bytes change.
-	Name() string
-	Marshal(v any) ([]byte, error)
-	Unmarshal(data []byte, pointer any) error
-}
-
-type jsonCodec struct{}
-
-func (jsonCodec) Name() string                       { return "json" }
-func (jsonCodec) Marshal(v any) ([]byte, error)      { return json.Marshal(v) }
-func (jsonCodec) Unmarshal(data []byte, p any) error { return json.Unmarshal(data, p) }
-
-// rawCodec leaves []byte and string as they are. Decoding []byte shares the record's memory, which is the Loader's own.
-type rawCodec struct{}
-
-func (rawCodec) Name() string { return "raw" }
-
-func (rawCodec) Marshal(v any) ([]byte, error) {
-	if s, ok := v.(string); ok {
-		return []byte(s), nil
-	}
-	return v.([]byte), nil
-}
-
-func (rawCodec) Unmarshal(data []byte, p any) error {
-	switch p := p.(type) {
-	case *string:
-		*p = string(data)
-	case *[]byte:
-		*p = data[:len(data):len(data)]
-	}
-	return nil
-}
-
-// codecFor returns the codec of a value type and the kind that its records carry.
-func codecFor[V any](c Codec) (Codec, string) {
-	if c == nil {
-		c = jsonCodec{}
-		switch any((*V)(nil)).(type) {
-		case *string, *[]byte:
-			c = rawCodec{}
-		}
-	}
-	return c, c.Name() + " " + reflect.TypeFor[V]().String()
-}
-
-// withDefaults checks a Config and fills in what it leaves open. In the result nothing is negative: off is 0, and
-// no limit is the largest number.
+// withDefaults checks a Config and fills in its defaults. In the result no value is negative: off is 0, and no limit is
+// the largest number.
 func (c Config) withDefaults() (Config, error) {
 	for _, check := range []func(*Config) error{(*Config).times, (*Config).bounds, (*Config).parts} {
 		if err := check(&c); err != nil {
@@ -166,13 +121,13 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// A setting is a duration of Config: what 0 stands for, its bounds, and whether negative means off.
+// setting is a duration of Config.
 type setting struct {
-	name     string
-	value    *time.Duration
-	unset    time.Duration
-	least    time.Duration
-	offBelow bool
+	name      string
+	value     *time.Duration
+	byDefault time.Duration // what 0 stands for
+	least     time.Duration
+	canBeOff  bool // a negative value means off
 }
 
 func (c *Config) times() error {
@@ -195,7 +150,7 @@ func (c *Config) times() error {
 		{"BulkWindow", &c.BulkWindow, 0, 0, false},
 	}
 	for _, s := range settings {
-		if err := s.settle(); err != nil {
+		if err := s.apply(); err != nil {
 			return err
 		}
 	}
@@ -205,34 +160,35 @@ func (c *Config) times() error {
 	case c.MaxErrorTTL < c.ErrorTTL:
 		return invalid("MaxErrorTTL", "%v is below ErrorTTL (%v)", c.MaxErrorTTL, c.ErrorTTL)
 	case c.ErrorTTL == 0:
-		return invalid("MaxErrorTTL", "%v, but ErrorTTL is off: there is nothing to grow", c.MaxErrorTTL)
+		return invalid("MaxErrorTTL", "%v, but ErrorTTL is off, so no back-off can grow", c.MaxErrorTTL)
 	}
 	var err error
 	c.StoreTimeout, err = storeTimeout(c.StoreTimeout, c.LockTTL, "LockTTL")
 	return err
 }
 
-// storeTimeout settles how long a call of the store may take beside a lease of lockTTL: a renewal that got stuck has to
-// be tried again before the lease is over.
+// storeTimeout checks how long a call of the store may take, given a lease of lockTTL: a renewal without an answer must
+// be repeated before the lease ends.
 func storeTimeout(set, lockTTL time.Duration, nameOfTTL string) (time.Duration, error) {
 	most := lockTTL / 4
 	if set == 0 {
 		return min(250*time.Millisecond, most), nil
 	}
 	if set > most {
-		return 0, invalid("StoreTimeout", "%v is above %s/4 (%v): a stuck renewal could not be tried again in time", set, nameOfTTL, most)
+		return 0, invalid("StoreTimeout", "%v is above %s/4 (%v): a renewal without an answer could not be repeated in time",
+			set, nameOfTTL, most)
 	}
 	return set, nil
 }
 
-// maxSpan bounds every span so that sums of a few of them and a date stay representable.
+// maxSpan bounds every span, so that a date plus a few spans can be represented.
 const maxSpan = 20 * 365 * 24 * time.Hour
 
-func (s setting) settle() error {
+func (s setting) apply() error {
 	switch v := *s.value; {
 	case v == 0:
-		*s.value = s.unset
-	case v < 0 && s.offBelow:
+		*s.value = s.byDefault
+	case v < 0 && s.canBeOff:
 		*s.value = 0
 	case v < 0:
 		return invalid(s.name, "%v is negative", v)
@@ -244,16 +200,16 @@ func (s setting) settle() error {
 	return nil
 }
 
-// maxBeta is more than anybody means; it keeps sums representable.
+// maxBeta is far above any useful beta. It bounds the spans that are computed from it.
 const maxBeta = 100.0
 
-// limit settles a number that bounds something.
-func limit(set, unset int) int {
+// limit applies the default of a number that bounds something.
+func limit(set, byDefault int) int {
 	switch {
 	case set < 0:
 		return math.MaxInt
 	case set == 0:
-		return unset
+		return byDefault
 	}
 	return set
 }
@@ -289,14 +245,14 @@ func (c *Config) bounds() error {
 
 func (c *Config) parts() error {
 	if c.Shared == nil {
-		c.Shared = NewMemory()
+		c.Shared = memory.New()
 	} else if isNil(c.Shared) {
 		return invalid("Shared", "nil %T", c.Shared)
 	}
 	if err := c.Shared.Check(); err != nil {
 		return invalid("Shared", "%v", err)
 	}
-	if err := checkTags("Tags", c.Tags); err != nil {
+	if err := validateTags("Tags", c.Tags); err != nil {
 		return err
 	}
 	c.Tags = slices.Clone(c.Tags)
@@ -310,20 +266,29 @@ func (c *Config) parts() error {
 	return nil
 }
 
-// maxName is the longest name of a Loader, in bytes.
-const maxName = 64
-
-// checkName accepts what stays readable and unambiguous in a store's keys and in metrics.
-func checkName(name string) error {
-	if name == "" {
-		return invalid("name", "empty")
+// warnings are settings that New accepts and that are doubtful all the same: they have no effect, or a surprising one.
+func (c *Config) warnings() (warnings []error) {
+	warn := func(doubtful bool, field, format string, args ...any) {
+		if doubtful {
+			warnings = append(warnings, fmt.Errorf("refill: %s: %s", field, fmt.Sprintf(format, args...)))
+		}
 	}
-	if len(name) > maxName {
-		return invalid("name", "%d bytes, at most %d", len(name), maxName)
-	}
-	const fine = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
-	if rest := strings.Trim(name, fine); rest != "" {
-		return invalid("name", "%q: letters, digits, '.', '_' and '-' only", name)
-	}
-	return nil
+	life := c.TTL + max(c.StaleFor, c.StaleIfError)
+	warn(c.SoftTimeout > 0 && c.StaleFor == 0, "SoftTimeout",
+		"%v has no effect: StaleFor is 0, so there is no stale value to return", c.SoftTimeout)
+	warn(c.SoftTimeout >= c.LoadTimeout, "SoftTimeout",
+		"%v has no effect: LoadTimeout (%v) expires first", c.SoftTimeout, c.LoadTimeout)
+	warn(c.LocalTTL > c.TTL, "LocalTTL", "%v has no effect above TTL (%v)", c.LocalTTL, c.TTL)
+	warn(c.LoadTimeout > max(life, 10*time.Second), "LoadTimeout", // the default causes no warning
+		"%v: a load may take longer than its value lives (%v)", c.LoadTimeout, life)
+	warn(c.NotFoundTTL > c.TTL, "NotFoundTTL", "%v: an absence lives longer than a value (%v)", c.NotFoundTTL, c.TTL)
+	warn(c.StaleIfError > 0 && c.StaleIfError < c.StaleFor, "StaleIfError",
+		"%v has no effect below StaleFor (%v)", c.StaleIfError, c.StaleFor)
+	warn(c.ErrorTTL > time.Minute && c.ErrorTTL > c.TTL, "ErrorTTL",
+		"%v: one failed load keeps a key away for longer than a value lives", c.ErrorTTL)
+	warn(c.LocalTTL == 0 && c.LocalBytes > 0, "LocalBytes",
+		"%d has no effect: LocalTTL is off, so there is no L1", c.LocalBytes)
+	warn(c.EarlyRefresh > 0 && c.EarlyRefresh < 0.5, "EarlyRefresh",
+		"%v: values are refreshed more than twice per TTL", c.EarlyRefresh)
+	return warnings
 }

@@ -1,108 +1,84 @@
-package refill
+package refill_test
 
 import (
 	"errors"
-	"math"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/refill-go/refill"
 )
 
-func TestConfigErrorsNameTheField(t *testing.T) {
-	const s = time.Second
-	for _, c := range []struct {
-		field string
-		cfg   Config
-	}{
-		{"TTL", Config{}},
-		{"TTL", Config{TTL: -s}},
-		{"TTL", Config{TTL: time.Microsecond}},
-		{"TTL", Config{TTL: 100 * 365 * 24 * time.Hour}},
-		{"StaleFor", Config{TTL: s, StaleFor: -1}},
-		{"LockTTL", Config{TTL: s, LockTTL: -s}},
-		{"LockTTL", Config{TTL: s, LockTTL: 199 * time.Millisecond}},
-		{"StoreTimeout", Config{TTL: s, StoreTimeout: -1}},
-		{"StoreTimeout", Config{TTL: s, StoreTimeout: 300 * time.Millisecond}},
-		{"LoadTimeout", Config{TTL: s, LoadTimeout: -1}},
-		{"Jitter", Config{TTL: s, Jitter: 1}},
-		{"Jitter", Config{TTL: s, Jitter: math.NaN()}},
-		{"EarlyRefresh", Config{TTL: s, EarlyRefresh: 1}},
-		{"EarlyRefresh", Config{TTL: s, EarlyRefresh: math.NaN()}},
-		{"XFetch", Config{TTL: s, XFetch: math.Inf(1)}},
-		{"XFetch", Config{TTL: s, XFetch: math.NaN()}},
-		{"SoftTimeout", Config{TTL: s, SoftTimeout: -1}},
-		{"MaxErrorTTL", Config{TTL: s, MaxErrorTTL: -1}},
-		{"MaxErrorTTL", Config{TTL: s, ErrorTTL: 2 * s, MaxErrorTTL: s}},
-		{"MaxErrorTTL", Config{TTL: s, ErrorTTL: -1, MaxErrorTTL: s}},
-		{"Tags", Config{TTL: s, Tags: []string{"a", ""}}},
-		{"Tags", Config{TTL: s, Tags: make([]string, 65)}},
-		{"LocalEntries", Config{TTL: s, LocalEntries: -1}},
-		{"LocalBytes", Config{TTL: s, LocalBytes: -1}},
-		{"Shared", Config{TTL: s, Shared: (*Memory)(nil)}},
-		{"Codec", Config{TTL: s, Codec: nameless{}}},
-		{"Codec", Config{TTL: s, Codec: (*nameless)(nil)}},
+// This file tests Config through New: its bounds, and the warnings about settings without an effect.
+
+// Settings at their bounds are accepted. Settings beyond them give an error that names the field.
+func TestConfigBounds(t *testing.T) {
+	for name, cfg := range map[string]refill.Config{
+		"a back-off that may not grow": {ErrorTTL: 5 * time.Second, MaxErrorTTL: 5 * time.Second},
+		"the largest XFetch":           {XFetch: 100},
 	} {
-		_, err := c.cfg.withDefaults()
-		if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), ": "+c.field+": ") {
-			t.Errorf("%+v: %v, want ErrInvalid that names %s", c.cfg, err, c.field)
+		cfg.TTL = time.Minute
+		if l, err := refill.New("x", never(t), cfg); err != nil {
+			t.Errorf("%s: got %v, want no error", name, err)
+		} else {
+			_ = l.Close()
+		}
+	}
+	for name, cfg := range map[string]refill.Config{"BulkWindow": {BulkWindow: -1}, "XFetch": {XFetch: 101}} {
+		cfg.TTL = time.Minute
+		_, err := refill.New("x", never(t), cfg)
+		if !errors.Is(err, refill.ErrInvalid) || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: got %v, want ErrInvalid that names the field", name, err)
 		}
 	}
 }
 
-type nameless struct{ jsonCodec }
-
-func (nameless) Name() string { return "" }
-
-func TestConfigDefaults(t *testing.T) {
-	c, err := Config{TTL: 5 * time.Second, StaleFor: time.Minute}.withDefaults()
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.Shared = nil
-	want := Config{
-		TTL: 5 * time.Second, StaleFor: time.Minute, StaleIfError: time.Minute, LocalTTL: 5 * time.Second,
-		LockTTL: time.Second, StoreTimeout: 250 * time.Millisecond, LoadTimeout: 10 * time.Second, ErrorTTL: time.Second,
-		MaxErrorTTL: time.Second, NotFoundTTL: 5 * time.Second, Jitter: 0.1, MaxLoads: 64, MaxWaiters: 10_000, LocalEntries: 10_000,
-	}
-	if c.TTL != want.TTL || c.StaleIfError != want.StaleIfError || c.LocalTTL != want.LocalTTL || c.LockTTL != want.LockTTL ||
-		c.StoreTimeout != want.StoreTimeout || c.LoadTimeout != want.LoadTimeout || c.ErrorTTL != want.ErrorTTL ||
-		c.MaxErrorTTL != want.MaxErrorTTL || c.NotFoundTTL != want.NotFoundTTL || c.Jitter != want.Jitter || c.MaxLoads != want.MaxLoads || c.MaxWaiters != want.MaxWaiters || c.LocalEntries != want.LocalEntries {
-		t.Errorf("got  %+v\nwant %+v", c, want)
-	}
-	c, err = Config{TTL: time.Hour, LockTTL: 400 * time.Millisecond}.withDefaults()
-	if err != nil || c.LocalTTL != time.Minute || c.NotFoundTTL != 10*time.Second || c.StoreTimeout != 100*time.Millisecond {
-		t.Errorf("%+v, %v", c, err)
-	}
-	c, err = Config{TTL: time.Hour, LocalTTL: -1, StaleIfError: -1, ErrorTTL: -1, NotFoundTTL: -1, Jitter: -1, MaxLoads: -1, EarlyRefresh: -1, XFetch: -1}.withDefaults()
-	if err != nil || c.LocalTTL != 0 || c.StaleIfError != 0 || c.ErrorTTL != 0 || c.NotFoundTTL != 0 || c.Jitter != 0 || c.MaxLoads < maxSlots {
-		t.Errorf("all off: %+v, %v", c, err)
-	}
-}
-
-func TestNames(t *testing.T) {
-	for _, bad := range []string{"", "a:b", ":", "a/b", "a b", "ä", "{a}", strings.Repeat("a", 65)} {
-		if checkName(bad) == nil {
-			t.Errorf("%q accepted", bad)
-		}
-	}
-	for _, good := range []string{"a", "product", "Product_v2.price-eur", strings.Repeat("a", 64)} {
-		if err := checkName(good); err != nil {
-			t.Errorf("%q: %v", good, err)
-		}
-	}
-}
-
-func TestKinds(t *testing.T) {
-	for _, c := range []struct{ got, want string }{
-		{second(codecFor[string](nil)), "raw string"},
-		{second(codecFor[[]byte](nil)), "raw []uint8"},
-		{second(codecFor[*Config](nil)), "json *refill.Config"},
-		{second(codecFor[string](jsonCodec{})), "json string"},
+// A setting that is allowed but without effect gives one warning, which names the field.
+func TestConfigWarnings(t *testing.T) {
+	for field, cfg := range map[string]refill.Config{
+		" short": {TTL: time.Second}, // defaults give no warning
+		"": {
+			TTL: time.Minute, StaleFor: time.Hour, SoftTimeout: time.Second, EarlyRefresh: 0.9, LocalBytes: 1 << 20,
+		},
+		"SoftTimeout":  {TTL: time.Minute, SoftTimeout: time.Second},
+		"LocalTTL":     {TTL: time.Minute, LocalTTL: time.Hour},
+		"LoadTimeout":  {TTL: time.Minute, LoadTimeout: time.Hour},
+		"NotFoundTTL":  {TTL: time.Minute, NotFoundTTL: time.Hour},
+		"StaleIfError": {TTL: time.Minute, StaleFor: time.Hour, StaleIfError: time.Second},
+		"ErrorTTL":     {TTL: time.Minute, ErrorTTL: time.Hour},
+		"LocalBytes":   {TTL: time.Minute, LocalTTL: -1, LocalBytes: 1},
+		"EarlyRefresh": {TTL: time.Minute, EarlyRefresh: 0.1},
 	} {
-		if c.got != c.want {
-			t.Errorf("got %q, want %q", c.got, c.want)
+		var warnings []error
+		cfg.OnEvent = func(e refill.Event) {
+			if e.Kind == refill.EventConfigWarning {
+				warnings = append(warnings, e.Err)
+			}
 		}
+		l, err := refill.New("x", never(t), cfg)
+		if err != nil {
+			t.Errorf("%s: got %v, want no error", field, err)
+			continue
+		}
+		fine := field == "" || field == " short"
+		switch {
+		case fine && len(warnings) > 0:
+			t.Errorf("%q: got warnings %q, want none", field, warnings)
+		case !fine && (len(warnings) != 1 || !strings.HasPrefix(warnings[0].Error(), "refill: "+field+": ")):
+			t.Errorf("%q: got warnings %q, want one that names the field", field, warnings)
+		}
+		_ = l.Close()
 	}
 }
 
-func second(_ Codec, kind string) string { return kind }
+// Defaults give no warning, whatever TTL is.
+func TestNoWarningsAboutDefaults(t *testing.T) {
+	for _, ttl := range []time.Duration{100 * ms, time.Second, time.Minute, 24 * time.Hour} {
+		l := node(t, never(t), refill.Config{TTL: ttl, StaleIfError: time.Hour, OnEvent: func(e refill.Event) {
+			if e.Kind == refill.EventConfigWarning {
+				t.Errorf("TTL %v: got warning %v, want none", ttl, e.Err)
+			}
+		}})
+		_ = l.Close()
+	}
+}

@@ -5,37 +5,39 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/refill-go/refill/driver"
 )
 
-// The errors that this package answers with. Test for them with errors.Is.
+// The errors of this package. Test for them with errors.Is.
 var (
-	// ErrNotFound is what a load function wraps to say that there is nothing under the key. The absence is cached
-	// for Config.NotFoundTTL and returned as an error that wraps ErrNotFound: it is an answer, not a failure.
+	// ErrNotFound is wrapped by a load function to say that there is nothing under the key. The absence is cached for
+	// Config.NotFoundTTL, and returned as an error that wraps ErrNotFound: it is an answer, not a failure.
 	ErrNotFound = errors.New("refill: not found")
 
-	// ErrOverloaded is returned when Config.MaxLoads loads are running and the store does not answer, so that
-	// nothing else bounds the load on the database, and when Config.MaxWaiters callers wait already. Answer with 503
-	// and try again later.
+	// ErrOverloaded is returned if Config.MaxLoads loads are running while the store does not answer, because nothing
+	// else limits the load on the database then. It is also returned if Config.MaxWaiters callers wait already. Answer
+	// with 503; the next try may succeed.
 	ErrOverloaded = errors.New("refill: overloaded")
 
 	// ErrClosed is returned by every call after Close.
 	ErrClosed = errors.New("refill: closed")
 
-	// ErrLocked is returned by TryLock when somebody else holds the lock, and joined to the ctx error by a Lock
-	// that gave up waiting.
+	// ErrLocked is returned by TryLock if another holder has the lock. Lock joins it to the error of ctx if it gave up
+	// waiting.
 	ErrLocked = errors.New("refill: locked")
 
-	// ErrLost is the cause of a Lock's context, and the error of its Release, when the lock was not its holder's
-	// any more: it ran out, or somebody deleted it. What the holder did since may have overlapped with another.
+	// ErrLost is the cause of a Lock's context, and the error of its Release, if the holder no longer had the lock: it
+	// expired or was deleted. What the holder did since then may have overlapped with another holder.
 	ErrLost = errors.New("refill: lock lost")
 
-	// ErrInvalid is wrapped by every error about an input: a setting, a key, a value that cannot be encoded. The
-	// text names it. Trying again does not help.
-	ErrInvalid = errors.New("refill: invalid")
+	// ErrInvalid is wrapped by every error about an input: a setting, a key, a value that cannot be encoded. The text
+	// names it. Another try fails as well.
+	ErrInvalid = driver.ErrInvalid
 )
 
-// LoadError says that a load failed. All callers that waited for the load get the same one; those of other nodes get
-// its text, since an error value cannot travel: there errors.Is finds a time-out but not the database's own errors.
+// LoadError says that a load failed. All callers of the node that loaded get the same error. Callers of other nodes get
+// its text, because an error value cannot be sent: there errors.Is finds a time-out, but no error of the database.
 type LoadError struct {
 	Key        string        // as given to Get, or its hash, see there
 	Node       string        // the node whose load failed
@@ -44,7 +46,7 @@ type LoadError struct {
 	RetryAfter time.Duration // the next load of this key begins no earlier than this after the error; 0 = at once
 	Err        error         // what the load function returned, or its text when another node loaded
 
-	failures int // of the key in a row, this one included
+	failures int // of the key in a row, including this one
 }
 
 // Error names the key, the node and the cause.
@@ -62,7 +64,7 @@ func (e *LoadError) Error() string {
 // Unwrap returns the cause.
 func (e *LoadError) Unwrap() error { return e.Err }
 
-// Is makes a time-out a context.DeadlineExceeded, on every node.
+// Is makes a time-out match context.DeadlineExceeded, on every node.
 func (e *LoadError) Is(target error) bool {
 	return e.Timeout && target == context.DeadlineExceeded
 }
@@ -73,7 +75,5 @@ type absence struct{ text string }
 func (a *absence) Error() string   { return a.text }
 func (a *absence) Is(t error) bool { return t == ErrNotFound }
 
-// invalid makes an error about an input; field names it.
-func invalid(field, format string, args ...any) error {
-	return fmt.Errorf("%w: %s: %s", ErrInvalid, field, fmt.Sprintf(format, args...))
-}
+// invalid returns an error about an input; field names it.
+func invalid(field, format string, args ...any) error { return driver.Invalid(field, format, args...) }

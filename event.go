@@ -2,65 +2,107 @@ package refill
 
 import "time"
 
+// Outcome is how a Get got its answer. String returns a lower-case name, fit for the label of a metric.
+type Outcome uint8
+
+// The outcomes of a Get.
+const (
+	OutcomeHit             Outcome = iota + 1 // "hit": a fresh value of this process (L1)
+	OutcomeStale                              // "stale": a stale value, which is being refreshed
+	OutcomeShared                             // "shared": a fresh value of the shared store
+	OutcomeLoaded                             // "loaded": the load that this call started
+	OutcomeCoalesced                          // "coalesced": a flight of this process that ran already
+	OutcomeLoadedElsewhere                    // "loaded-elsewhere": a load on another node, which this call waited for
+	OutcomeStaleOnError                       // "stale-on-error": a stale value, because the load failed
+	OutcomeFailed                             // "failed": an error
+)
+
+var outcomeNames = [...]string{
+	"", "hit", "stale", "shared", "loaded", "coalesced", "loaded-elsewhere", "stale-on-error", "failed",
+}
+
+// String returns the lower-case name. It is final.
+func (o Outcome) String() string { return nameOf(int(o), outcomeNames[:]) }
+
 // Event is one thing that happened, as Config.OnEvent sees it.
 type Event struct {
-	Kind EventKind
-	Name string // of the Loader
-	Key  string // empty for what concerns no single key
-	Node string // this Loader's node, as in Result.Node and LoadError.Node
+	Kind    EventKind
+	Outcome Outcome // EventGet: how the Get got its answer; otherwise 0
+	Name    string  // of the Loader
+	Key     string  // empty if the event concerns no single key
+	Node    string  // of this Loader, as in Result.Node and LoadError.Node
 
-	// Took is how long a load ran (EventLoaded, EventLoadFailed) or a caller waited (EventJoined, EventWaited).
+	// Took is how long a load ran (EventLoaded, EventNotFound, EventLoadFailed, EventLoadAbandoned) or a Get waited for a
+	// flight (EventGet).
 	Took time.Duration
-	// Err is the cause, where there is one.
+	// Err is the cause, if there is one.
 	Err error
 }
 
-// EventKind is the kind of an [Event].
+// EventKind is the kind of an [Event]. String returns a lower-case name, fit for the label of a metric.
 type EventKind uint8
 
-// What can happen. The first group is one event per Get, the second one per flight or fill, the third what an
-// operator wants to know.
+// The kinds of events. EventGet comes once per Get and key. The next group comes from loads, the last one is for the
+// operator.
 const (
-	EventHit          EventKind = iota + 1 // answered by a fresh entry of this process
-	EventStale                             // answered by a stale value, while it is refreshed
-	EventShared                            // answered by a fresh record of the shared store
-	EventLed                               // this call's load ran for it
-	EventJoined                            // got the result of a flight that ran already in this process
-	EventWaited                            // got the result of a load on another node
-	EventStaleOnError                      // answered by a stale value because the load failed
-	EventError                             // answered by an error
+	EventGet EventKind = iota + 1 // "get": a Get was answered, see Event.Outcome
 
-	EventLoaded     // a load function returned a value
-	EventNotFound   // a load function returned ErrNotFound
-	EventLoadFailed // a load function failed, panicked or timed out
-	EventPublished  // the value was stored
-	EventRefused    // it was not: invalidated or overtaken meanwhile
-	EventBusy       // a refresh found that another node is at it
-	EventAbandoned  // the last caller left before the load was done
+	EventLoaded          // "loaded": a load function returned a value
+	EventNotFound        // "not-found": a load function returned ErrNotFound
+	EventLoadFailed      // "load-failed": a load function failed, panicked or timed out
+	EventLoadAbandoned   // "load-abandoned": the last caller left before the load ended
+	EventPublished       // "published": the value was stored
+	EventPublishRejected // "publish-rejected": the value was not stored: invalidated, or overtaken by a newer load
+	EventRefreshSkipped  // "refresh-skipped": another node refreshes the key already
 
-	EventBadRecord     // the store held bytes that are not a record of this Loader: treated as a miss
-	EventStoreError    // the store did not answer, or with an error
-	EventStoreDown     // announcements cannot be heard: the store is asked before L1 is believed
-	EventStoreUp       // they can be heard (again)
-	EventStoreDoubt    // the store works, but a setting of it is doubtful
-	EventConfigDoubt   // a setting of Config is doubtful: Err says which and why; while New runs
-	EventBreakerOpen   // the store was too slow too often: Gets do without it, and it is probed
-	EventBreakerClosed // it answers again
-	EventLeaseLost     // a lease ended while its load was running; the claim decides whether the load counts
-	EventVoidRetried   // an Invalidate or Expire that had failed was carried out, or given up (then Err is set)
+	EventBadRecord         // "bad-record": the store held bytes that are no record of this Loader, which is a miss
+	EventStoreError        // "store-error": the store did not answer, or with an error
+	EventStoreDown         // "store-down": announcements cannot be received: the store is asked before L1 is used
+	EventStoreUp           // "store-up": announcements can be received (again)
+	EventStoreWarning      // "store-warning": the store works, but a setting of it is doubtful
+	EventConfigWarning     // "config-warning": a setting of Config is doubtful: Err says why; sent while New runs
+	EventBreakerOpen       // "breaker-open": the store was too slow too often: Gets do without it
+	EventBreakerClosed     // "breaker-closed": the store answers again
+	EventLeaseLost         // "lease-lost": a lease ended before its load; the claim decides whether the value is stored
+	EventInvalidateRetried // "invalidate-retried": a failed Invalidate or Expire was repeated, or given up (Err is set)
 )
 
 var eventNames = [...]string{
-	"", "hit", "stale", "shared", "led", "joined", "waited", "stale-on-error", "error",
-	"loaded", "not-found", "load-failed", "published", "refused", "busy", "abandoned",
-	"bad-record", "store-error", "store-down", "store-up", "store-doubt", "config-doubt", "breaker-open", "breaker-closed",
-	"lease-lost", "void-retried",
+	"", "get",
+	"loaded", "not-found", "load-failed", "load-abandoned", "published", "publish-rejected", "refresh-skipped",
+	"bad-record", "store-error", "store-down", "store-up", "store-warning", "config-warning", "breaker-open",
+	"breaker-closed", "lease-lost", "invalidate-retried",
 }
 
-// String returns a short lower-case name, fit for a metric's label.
-func (k EventKind) String() string {
-	if int(k) < len(eventNames) {
-		return eventNames[k]
+// String returns the lower-case name. It is final; later releases may add kinds.
+func (k EventKind) String() string { return nameOf(int(k), eventNames[:]) }
+
+func nameOf(i int, names []string) string {
+	if i < len(names) {
+		return names[i]
 	}
 	return "unknown"
+}
+
+// emit tells Config.OnEvent, and fills in what every event of this Loader has.
+func (l *Loader[V]) emit(e Event) {
+	if l.cfg.OnEvent != nil {
+		e.Name, e.Node = l.name, l.node.id
+		l.cfg.OnEvent(e)
+	}
+}
+
+// startTimer and took measure durations for events. They cost nothing without Config.OnEvent.
+func (l *Loader[V]) startTimer() time.Time {
+	if l.cfg.OnEvent == nil {
+		return time.Time{}
+	}
+	return time.Now()
+}
+
+func (l *Loader[V]) took(since time.Time) time.Duration {
+	if since.IsZero() {
+		return 0
+	}
+	return time.Since(since)
 }

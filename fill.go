@@ -7,26 +7,26 @@ import (
 	"time"
 )
 
-// Fill is the load in progress, as its load function sees it: what it says here holds for the value that it returns.
-// Get it with [FillFrom]. Its methods may be called from any goroutine; after the load function has returned they do
-// nothing.
+// Fill is the load in progress, as its load function sees it. What is set here holds for the value that the function
+// returns. Get it with [FillFrom]. Its methods may be called from any goroutine. After the load function has returned,
+// they have no effect.
 type Fill struct {
 	loader any    // the *Loader, to recognise a load that asks for its own key
-	key    string // as spelled
+	key    string // as storeKey has it
 	given  string // as given
-	outer  *Fill  // the load that this one runs inside of, or nil
+	outer  *Fill  // the load that this load runs inside of, or nil
 
 	parts map[string]*Fill // of a bulk load: those of its keys; written before it begins
 
-	previous any // the value that this load is to replace, nil for none
-	old      *more
+	previous      any // the value that this load is to replace; nil for none
+	previousExtra *extra
 
-	mu     sync.Mutex
+	mu     sync.Mutex // guards the next two
 	sealed bool
 	terms  terms
 }
 
-// terms are what one value gets instead of what the Config says.
+// terms are what a load has set for its value, in place of the Config.
 type terms struct {
 	ttl, staleFor time.Duration
 	ownTTL        bool
@@ -38,7 +38,7 @@ type terms struct {
 
 type fillKey struct{}
 
-// FillFrom returns the load in progress that ctx belongs to. Outside of one it returns a Fill that nobody looks at, never
+// FillFrom returns the load in progress that ctx belongs to. Outside of a load it returns a Fill without effect, never
 // nil: a load function can be called on its own, in a test for instance.
 func FillFrom(ctx context.Context) *Fill {
 	if f := outerFill(ctx); f != nil {
@@ -52,20 +52,20 @@ func outerFill(ctx context.Context) *Fill {
 	return f
 }
 
-// SetTTL gives this value a TTL of its own, counted from the start of the load, in place of Config.TTL. Jitter applies to
-// it, too. At or below zero the value goes to those who wait for it and is not fresh for anybody else.
+// SetTTL gives this value a TTL of its own, counted from the start of the load, in place of Config.TTL. Jitter applies
+// to it as well. With d at or below zero, only the callers that wait for the value get it as fresh.
 func (f *Fill) SetTTL(d time.Duration) {
 	f.set(func(t *terms) { t.ttl, t.ownTTL = min(max(d, 0), maxSpan), true })
 }
 
-// SetStaleFor gives this value a StaleFor of its own, in place of Config.StaleFor. Below zero is zero.
+// SetStaleFor gives this value a StaleFor of its own, in place of Config.StaleFor. A negative d counts as zero.
 func (f *Fill) SetStaleFor(d time.Duration) {
 	f.set(func(t *terms) { t.staleFor, t.ownStale = min(max(d, 0), maxSpan), true })
 }
 
-// Tag puts the value into groups that InvalidateTag and ExpireTag void at once: the shop whose prices it shows, the tables
-// that it was read from. At most 64, in any spelling but the empty one. A tagged value costs one more command when it
-// comes from another node, none when it comes from L1.
+// Tag puts the value into groups that InvalidateTag and ExpireTag act on as a whole: the shop whose prices it shows,
+// the tables that it was read from. A value has at most 64 tags; a tag is any string but the empty one. A tagged value
+// costs one more command when it comes from another node, and none when it comes from L1.
 func (f *Fill) Tag(tags ...string) {
 	f.set(func(t *terms) {
 		for _, tag := range tags {
@@ -76,35 +76,36 @@ func (f *Fill) Tag(tags ...string) {
 	})
 }
 
-// NoStore keeps this value out of the store and of L1: it goes to those in this process who wait for it, and to nobody else.
-// That is remembered, for 10 s or what SetTTL says (0: not at all): until then a load of the key waits for none on another
-// node, since none can help it (Varnish calls it hit-for-miss), and what it returns is not stored, either. Refresh,
-// Invalidate and Expire end it.
+// NoStore keeps this value out of the store and of L1: only the callers of this process that wait for it get it. The
+// decision is remembered for 10 s, or as long as SetTTL says (0: not at all). Until then, callers of the key load in
+// parallel instead of waiting for a load on another node, which could not help them (Varnish calls this hit-for-miss),
+// and what they load is not stored. Refresh, Invalidate and Expire end it.
 func (f *Fill) NoStore() { f.set(func(t *terms) { t.noStore = true }) }
 
 // noStoreFor is how long a NoStore is remembered.
 const noStoreFor = 10 * time.Second
 
-// SetValidator keeps a text beside the value (an ETag, a version, a time of change) by which a later load can ask whether
-// the value is still good, see [Previous]. At most 32 KiB.
+// SetValidator stores a text with the value: an ETag, a version, a time of change. A later load can use it to ask
+// whether the value is still valid, see [Previous]. At most 32 KiB.
 func (f *Fill) SetValidator(validator string) {
 	f.set(func(t *terms) { t.validator = validator })
 }
 
 // Previous returns the value that the load with this ctx is to replace, and its validator, if there is one of type V: a
-// stale one, or a fresh one that is refreshed early; in a bulk load none. It may be older than an Invalidate that has just
-// been made elsewhere, so it is something to ask with, not to build on.
+// stale value, or a fresh one that is refreshed early. In a bulk load there is none. The value may be older than an
+// Invalidate on another node, so use it to ask the database, not to compute the next value.
 func Previous[V any](ctx context.Context) (value V, validator string, ok bool) {
 	f := FillFrom(ctx)
 	value, ok = f.previous.(V)
-	if f.old != nil {
-		validator = f.old.validator
+	if f.previousExtra != nil {
+		validator = f.previousExtra.validator
 	}
 	return value, validator, ok
 }
 
-// NotModified is what a load function returns when the database says that the previous value is still good: the value with
-// its validator and its tags, for another life. Without a previous value it returns an error that wraps ErrInvalid.
+// NotModified is what a load function returns if the database says that the previous value is still valid. It returns
+// that value, with its validator and tags, for another TTL. Without a previous value it returns an error that wraps
+// [ErrInvalid].
 //
 //	_, version, ok := refill.Previous[Product](ctx)
 //	if ok && version == current {
@@ -117,16 +118,17 @@ func NotModified[V any](ctx context.Context) (V, error) {
 	}
 	f := FillFrom(ctx)
 	f.SetValidator(validator)
-	if f.old != nil {
-		f.Tag(f.old.tags...)
+	if f.previousExtra != nil {
+		f.Tag(f.previousExtra.tags...)
 	}
 	return value, nil
 }
 
-// For returns the fill of one key of a bulk load, as given to it; for a key that is not being loaded one that nobody looks
-// at. In a load of a single key it returns f for that key.
+// For returns the Fill of one key of a bulk load, as given to the load function. For a key that is not being loaded it
+// returns a Fill without effect. In a load of a single key it returns f for that key.
 //
-// A bulk load may Get other keys; but two bulk loads of one Loader that ask for each other's keys wait until LoadTimeout.
+// A bulk load may Get other keys. But two bulk loads of one Loader that ask for each other's keys wait until
+// LoadTimeout.
 func (f *Fill) For(key string) *Fill {
 	switch part := f.parts[key]; {
 	case part != nil:
@@ -148,7 +150,7 @@ func (f *Fill) set(change func(*terms)) {
 	}
 }
 
-// seal ends the load: what it said is returned, and what it says from now on is ignored.
+// seal ends the load. It returns what was set; what is set from now on is ignored.
 func (f *Fill) seal() terms {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -156,7 +158,7 @@ func (f *Fill) seal() terms {
 	return f.terms
 }
 
-// loads reports whether ctx belongs to a load of this key by this loader, however deep inside.
+// loads reports whether f, or a load that it runs inside of, loads this key for this loader.
 func (f *Fill) loads(loader any, key string) bool {
 	for ; f != nil; f = f.outer {
 		if f.loader == loader && f.key == key {

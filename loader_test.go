@@ -3,204 +3,394 @@ package refill_test
 import (
 	"context"
 	"errors"
-	"fmt"
+	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/refill-go/refill"
+	"github.com/refill-go/refill/backend/memory"
 )
 
-// db is a database that counts, and takes its time.
-type db struct {
-	took    time.Duration // change it by slow
-	loads   atomic.Int64
-	now     atomic.Int64 // loads running
-	most    atomic.Int64
-	version atomic.Int64 // what it holds
-	mu      sync.Mutex
-	err     error
-	begins  []time.Time
-}
+// This file tests the methods of a Loader one by one: the input that they refuse, the results that they report, and how
+// Close ends them. Get is tested in get_test.go, Invalidate and Expire in invalidate_test.go, GetMany in bulk_test.go.
 
-func (d *db) load(ctx context.Context, key string) (string, error) {
-	d.loads.Add(1)
-	n := d.now.Add(1)
-	defer d.now.Add(-1)
-	for m := d.most.Load(); n > m && !d.most.CompareAndSwap(m, n); m = d.most.Load() {
+func TestBadInput(t *testing.T) {
+	load := func(context.Context, string) (string, error) { return "v", nil }
+	_, err := refill.New("", load, refill.Config{TTL: time.Second})
+	if !errors.Is(err, refill.ErrInvalid) || !strings.Contains(err.Error(), "name") {
+		t.Errorf("New with an empty name: got %v, want ErrInvalid about the name", err)
 	}
-	d.mu.Lock()
-	err, took := d.err, d.took
-	d.begins = append(d.begins, time.Now())
-	d.mu.Unlock()
-	value := fmt.Sprintf("%s v%d", key, d.version.Load()) // read first, as a query does
-	select {
-	case <-time.After(took):
-	case <-ctx.Done():
-		return "", ctx.Err()
+	_, err = refill.New("x", load, refill.Config{})
+	if !errors.Is(err, refill.ErrInvalid) || !strings.Contains(err.Error(), "TTL: required") {
+		t.Errorf("New without a TTL: got %v, want ErrInvalid about TTL", err)
 	}
-	return value, err
-}
-
-func (d *db) slow(took time.Duration) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.took = took
-}
-
-func (d *db) fail(err error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.err = err
-}
-
-// fleet is some nodes over one store and one database.
-func fleet(t *testing.T, n int, d *db, cfg refill.Config) []*refill.Loader[string] {
-	t.Helper()
-	if cfg.Shared == nil {
-		cfg.Shared = refill.NewMemory()
-	}
-	if cfg.TTL == 0 {
-		cfg.TTL = time.Second
-	}
-	nodes := make([]*refill.Loader[string], n)
-	for i := range nodes {
-		l, err := refill.New("thing", d.load, cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := l.Close(); err != nil {
-				t.Errorf("Close: %v", err)
-			}
-		})
-		nodes[i] = l
-	}
-	return nodes
-}
-
-func get(t *testing.T, l *refill.Loader[string], key string) string {
-	t.Helper()
-	v, err := l.Get(t.Context(), key)
-	if err != nil {
-		t.Errorf("Get(%q): %v", key, err)
-	}
-	return v
-}
-
-// behind Gets on a goroutine of its own. Defer what it returns: it waits for that, before the test's ctx ends.
-func behind(t *testing.T, l *refill.Loader[string], key string) (wait func()) {
-	t.Helper()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		get(t, l, key)
-	}()
-	return func() { <-done }
-}
-
-// bubble runs a test in a synctest bubble: its sleeps take no time and are exact, and a goroutine left behind fails it.
-func bubble(t *testing.T, f func(t *testing.T)) {
-	t.Helper()
-	synctest.Test(t, f)
-}
-
-func TestOneLoadPerExpiryInTheFleet(t *testing.T) {
-	for _, staleFor := range []time.Duration{0, 10 * time.Second} {
-		t.Run(staleFor.String(), func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				d := &db{took: 100 * time.Millisecond}
-				nodes := fleet(t, 8, d, refill.Config{TTL: time.Second, StaleFor: staleFor, Jitter: -1})
-				var wg sync.WaitGroup
-				end := time.Now().Add(10 * time.Second)
-				var waited atomic.Int64
-				for _, l := range nodes {
-					for range 20 {
-						wg.Go(func() {
-							for time.Now().Before(end) {
-								began := time.Now()
-								get(t, l, "42")
-								if time.Since(began) > 0 {
-									waited.Add(1)
-								}
-								time.Sleep(7 * time.Millisecond)
-							}
-						})
-					}
-				}
-				wg.Wait()
-				if n := d.most.Load(); n != 1 {
-					t.Errorf("%d loads at once, want 1", n)
-				}
-				// TTL counts from the start of the load, so one load begins per second, or a little later.
-				if n := d.loads.Load(); n < 9 || n > 11 {
-					t.Errorf("%d loads in 10 s at a TTL of 1 s, want 10", n)
-				}
-				if n := waited.Load(); staleFor > 0 && n > 8*20 {
-					t.Errorf("%d Gets waited, want only the %d of the cold start", n, 8*20)
-				}
-			})
-		})
-	}
-}
-
-func TestErrorIsSharedAndBacksOff(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		d := &db{took: 50 * time.Millisecond}
-		boom := errors.New("boom")
-		d.fail(boom)
-		nodes := fleet(t, 2, d, refill.Config{ErrorTTL: 2 * time.Second})
-		var wg sync.WaitGroup
-		for i := range 50 {
-			wg.Go(func() {
-				_, err := nodes[i%2].Get(t.Context(), "k")
-				var le *refill.LoadError
-				if !errors.As(err, &le) || le.Key != "k" || le.Err.Error() != "boom" {
-					t.Errorf("got %v, want a LoadError of boom", err)
-				}
-			})
+		ctx := t.Context()
+		l := node(t, nil, refill.Config{})
+		if _, err := l.Get(ctx, "k"); !errors.Is(err, refill.ErrInvalid) || !strings.Contains(err.Error(), "load") {
+			t.Errorf("Get without a load function: got %v, want ErrInvalid about the load function", err)
 		}
-		wg.Wait()
-		if n := d.loads.Load(); n != 1 {
-			t.Fatalf("%d loads, want 1", n)
+		if err := l.Refresh(ctx, "k"); !errors.Is(err, refill.ErrInvalid) || !strings.Contains(err.Error(), "load") {
+			t.Errorf("Refresh without a load function: got %v, want ErrInvalid about the load function", err)
 		}
-		time.Sleep(1900 * time.Millisecond)
-		for _, l := range nodes {
-			if _, err := l.Get(t.Context(), "k"); err == nil {
-				t.Error("no error within ErrorTTL")
+		if _, err := l.GetWith(ctx, "k", nil); !errors.Is(err, refill.ErrInvalid) {
+			t.Errorf("GetWith without a load function: got %v, want ErrInvalid", err)
+		}
+		if v, err := l.GetWith(ctx, "k", load); err != nil || v != "v" {
+			t.Errorf("GetWith: got %q, %v, want \"v\"", v, err)
+		}
+		for name, f := range map[string]func(string) error{
+			"Get":        func(k string) error { _, err := l.GetWith(ctx, k, load); return err },
+			"Invalidate": func(k string) error { return l.Invalidate(ctx, "fine", k) },
+			"Expire":     func(k string) error { return l.Expire(ctx, k) },
+		} {
+			if err := f(""); !errors.Is(err, refill.ErrInvalid) || !strings.Contains(err.Error(), "key: empty") {
+				t.Errorf("%s of an empty key: got %v, want ErrInvalid about the key", name, err)
 			}
 		}
-		if n := d.loads.Load(); n != 1 {
-			t.Fatalf("%d loads within ErrorTTL, want 1", n)
+		if err := errors.Join(l.Invalidate(ctx), l.Expire(ctx)); err != nil {
+			t.Errorf("Invalidate and Expire without keys: got %v, want no error", err)
 		}
-		d.fail(nil)
-		time.Sleep(200 * time.Millisecond)
-		get(t, nodes[1], "k")
-		get(t, nodes[0], "k")
-		if n := d.loads.Load(); n != 2 {
-			t.Fatalf("%d loads after ErrorTTL, want 2", n)
+		over, cancel := context.WithCancel(ctx)
+		cancel()
+		if _, err := l.GetWith(over, "k2", load); !errors.Is(err, context.Canceled) {
+			t.Errorf("GetWith with a cancelled ctx: got %v, want context.Canceled", err)
+		}
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+		_, e1 := l.GetWith(ctx, "k", load) // L1 holds it
+		_, e2 := l.Get(ctx, "k")
+		_, e3 := l.GetResult(ctx, "k")
+		_, ok := l.Peek(ctx, "k")
+		for i, err := range []error{e1, e2, e3, l.Invalidate(ctx, "k"), l.Expire(ctx, "k")} {
+			if !errors.Is(err, refill.ErrClosed) {
+				t.Errorf("call %d after Close: got %v, want ErrClosed", i, err)
+			}
+		}
+		if ok {
+			t.Error("Peek after Close returned a value")
+		}
+		if err := l.Close(); err != nil {
+			t.Errorf("second Close: got %v, want no error", err)
 		}
 	})
 }
 
-func TestInvalidateVoidsALoadElsewhere(t *testing.T) {
+func TestOutcomes(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		d := &db{took: 100 * time.Millisecond}
-		nodes := fleet(t, 2, d, refill.Config{TTL: time.Minute})
-		var wg sync.WaitGroup
-		wg.Go(func() { get(t, nodes[0], "k") }) // reads v0
-		time.Sleep(50 * time.Millisecond)
-		d.version.Store(1)
-		if err := nodes[1].Invalidate(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
-		wg.Wait()
-		for i, l := range nodes {
-			if v := get(t, l, "k"); v != "k v1" {
-				t.Errorf("node %d serves %q after Invalidate, want v1", i, v)
+		d := &db{took: 100 * ms}
+		var ev events
+		nodes := fleet(t, 2, d, refill.Config{TTL: time.Second, StaleFor: 10 * time.Second, Jitter: -1, OnEvent: ev.on})
+		want := func(l *refill.Loader[string], outcome refill.Outcome, age time.Duration) {
+			t.Helper()
+			r, err := l.GetResult(t.Context(), "k")
+			remaining := max(0, time.Second-age)
+			if err != nil || r.Outcome != outcome || r.Age != age || r.Remaining != remaining || r.Node == "" {
+				t.Errorf("got %+v, %v, want outcome %v, age %v, %v left, and a node", r, err, outcome, age, remaining)
 			}
 		}
+		if _, ok := nodes[0].Peek(t.Context(), "k"); ok {
+			t.Error("Peek returned a value before the first load")
+		}
+		var wg sync.WaitGroup
+		wg.Go(func() { want(nodes[0], refill.OutcomeLoaded, 100*ms) })
+		time.Sleep(ms)
+		wg.Go(func() { want(nodes[0], refill.OutcomeCoalesced, 100*ms) })
+		wg.Go(func() { want(nodes[1], refill.OutcomeLoadedElsewhere, 100*ms) })
+		wg.Wait()
+		want(nodes[0], refill.OutcomeHit, 100*ms)
+		time.Sleep(900 * ms)
+		if r, ok := nodes[1].Peek(t.Context(), "k"); !ok || r.Outcome != refill.OutcomeStale || r.Age != time.Second {
+			t.Errorf("Peek: got %+v, %v, want a stale value of age 1s", r, ok)
+		}
+		if n := d.loads.Load(); n != 1 {
+			t.Errorf("got %d loads after Peek, want 1", n)
+		}
+		want(nodes[1], refill.OutcomeStale, time.Second)
+		time.Sleep(200 * ms)
+		want(nodes[1], refill.OutcomeHit, 200*ms)
+		want(nodes[0], refill.OutcomeHit, 200*ms)
+		for kind, n := range map[any]int{
+			refill.OutcomeLoaded: 1, refill.OutcomeCoalesced: 1, refill.OutcomeLoadedElsewhere: 1,
+			refill.OutcomeHit: 3, refill.OutcomeStale: 1,
+			refill.EventLoaded: 2, refill.EventPublished: 2, refill.EventStoreUp: 2,
+		} {
+			if ev.of(kind) != n {
+				t.Errorf("got %d events %v, want %d", ev.of(kind), kind, n)
+			}
+		}
+	})
+}
+
+func TestRefresh(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{took: 100 * ms}
+		nodes := fleet(t, 2, d, refill.Config{TTL: time.Minute})
+		for _, l := range nodes {
+			get(t, l, "k")
+		}
+		d.version.Store(1)
+		var wg sync.WaitGroup
+		for _, l := range nodes { // both at once share one load
+			wg.Go(func() {
+				if err := l.Refresh(t.Context(), "k"); err != nil {
+					t.Error(err)
+				}
+				if v := get(t, l, "k"); v != "k v1" {
+					t.Errorf("Get after Refresh: got %q, want \"k v1\"", v)
+				}
+			})
+		}
+		wg.Wait()
+		if n := d.loads.Load(); n != 2 {
+			t.Errorf("got %d loads, want 2", n)
+		}
+		d.fail(errors.New("boom"))
+		if err := nodes[0].Refresh(t.Context(), "k"); err == nil {
+			t.Error("Refresh returned no error although the load failed")
+		}
+		if v := get(t, nodes[0], "k"); v != "k v1" {
+			t.Errorf("Get after a failed Refresh: got %q, want \"k v1\"", v)
+		}
+		d.fail(nil)
+		d.version.Store(2)
+		if err := nodes[1].Refresh(t.Context(), "k", "k2"); err != nil { // within the back-off
+			t.Errorf("Refresh within the back-off: got %v, want no error", err)
+		}
+		synctest.Wait()
+		for i, l := range nodes { // the announcement carried the value
+			if v := get(t, l, "k"); v != "k v2" {
+				t.Errorf("node %d: got %q, want \"k v2\"", i, v)
+			}
+		}
+	})
+}
+
+// A Get that joins a Refresh is served the error-only value if the load of the Refresh fails.
+func TestGetDuringARefresh(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{}
+		l := node(t, d.load, refill.Config{TTL: time.Second, StaleIfError: time.Hour, Jitter: -1})
+		get(t, l, "k")
+		time.Sleep(2 * time.Second)
+		d.slow(time.Second)
+		d.fail(errors.New("no"))
+		var wg sync.WaitGroup
+		wg.Go(func() { _ = l.Refresh(t.Context(), "k") })
+		time.Sleep(ms)
+		if v, err := l.Get(t.Context(), "k"); err != nil {
+			t.Errorf("got %q, %v, want the error-only value", v, err)
+		}
+		wg.Wait()
+	})
+}
+
+// A Get does not wait for a Refresh while the store has a fresh value.
+func TestGetDuringARefreshWithoutL1(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{}
+		l := node(t, d.load, refill.Config{TTL: time.Hour, LocalTTL: -1})
+		get(t, l, "k")
+		d.slow(8 * time.Second)
+		var wg sync.WaitGroup
+		wg.Go(func() { _ = l.Refresh(t.Context(), "k") })
+		time.Sleep(ms)
+		began := time.Now()
+		get(t, l, "k")
+		if took := time.Since(began); took > ms {
+			t.Errorf("Get took %v although the store has a fresh value, want at most 1ms", took)
+		}
+		wg.Wait()
+	})
+}
+
+// Peek ends with its ctx, even if the store does not answer with the tag states of the value.
+func TestPeekObeysItsContext(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{}
+		s := newSpy(memory.New())
+		l := node(t, d.tagged, refill.Config{TTL: time.Hour, LocalTTL: -1, Shared: s})
+		get(t, l, "red:1")
+		s.noTags.Store(true)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*ms)
+		defer cancel()
+		began := time.Now()
+		l.Peek(ctx, "red:1")
+		if took := time.Since(began); took > 20*ms {
+			t.Errorf("Peek took %v, its ctx ended after 10ms", took)
+		}
+	})
+}
+
+// A load can Get other keys. A Get that would wait for its own load fails at once.
+func TestNestedGets(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var l *refill.Loader[string]
+		load := func(ctx context.Context, key string) (string, error) {
+			switch key {
+			case "self":
+				return l.Get(ctx, "self")
+			case "ring a":
+				return l.Get(ctx, "ring b")
+			case "ring b":
+				return l.Get(ctx, "ring a")
+			case "outer", "outer 2":
+				time.Sleep(10 * ms)
+				v, err := l.Get(ctx, "inner")
+				return "outer of " + v, err
+			}
+			time.Sleep(100 * ms)
+			return key, nil
+		}
+		l = node(t, load, refill.Config{TTL: time.Minute, MaxLoads: 1})
+		for _, key := range []string{"self", "ring a"} {
+			began := time.Now()
+			if _, err := l.Get(t.Context(), key); !errors.Is(err, refill.ErrInvalid) || time.Since(began) > 0 {
+				t.Errorf("Get(%q): got %v after %v, want ErrInvalid at once", key, err, time.Since(began))
+			}
+		}
+		// The load of outer has the only load slot. The load of inner needs no slot of its own, even if another caller
+		// has queued for a slot to load inner.
+		var wg sync.WaitGroup
+		began := time.Now()
+		wg.Go(func() {
+			if v := get(t, l, "outer"); v != "outer of inner" {
+				t.Errorf("got %q, want \"outer of inner\"", v)
+			}
+		})
+		time.Sleep(ms)
+		wg.Go(func() { get(t, l, "inner") })
+		wg.Wait()
+		if time.Since(began) > 200*ms {
+			t.Errorf("the Gets took %v, want at most 200ms: the nested load waited for a slot", time.Since(began))
+		}
+	})
+}
+
+func TestClose(t *testing.T) {
+	t.Run("a background refresh is cancelled, a load with a waiter is not", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			d := &db{took: 100 * ms}
+			var ev events
+			l := node(t, d.load, refill.Config{TTL: time.Second, StaleFor: time.Hour, Jitter: -1, OnEvent: ev.on})
+			get(t, l, "stale")
+			time.Sleep(2 * time.Second)
+			get(t, l, "stale") // starts a refresh
+			synctest.Wait()
+			d.slow(500 * ms)
+			var wg sync.WaitGroup
+			wg.Go(func() { get(t, l, "wanted") })
+			synctest.Wait()
+			began := time.Now()
+			if err := l.Close(); err != nil || time.Since(began) != 500*ms {
+				t.Errorf("Close: got %v after %v, want nil after the 500ms of the load with a waiter", err, time.Since(began))
+			}
+			wg.Wait()
+			if n := ev.of(refill.EventLoadAbandoned); n != 1 {
+				t.Errorf("got %d load-abandoned events, want 1 for the refresh: %v", n, ev.count)
+			}
+		})
+	})
+	t.Run("a load that does not end is named", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			release := make(chan struct{})
+			l := node(t, func(context.Context, string) (string, error) { <-release; return "", nil },
+				refill.Config{LoadTimeout: 3 * time.Second})
+			go func() { _, _ = l.Get(t.Context(), "stuck") }()
+			synctest.Wait()
+			began := time.Now()
+			err := l.Close()
+			if took := time.Since(began); err == nil || !strings.Contains(err.Error(), "stuck") || took != 3*time.Second {
+				t.Errorf("Close: got %v after %v, want an error that names \"stuck\" after 3s", err, took)
+			}
+			close(release)
+		})
+	})
+	t.Run("an aborted load releases its lease first", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			s := newSpy(memory.New())
+			d := &db{took: 2 * time.Second}
+			l := node(t, d.load, refill.Config{LoadTimeout: 3 * time.Second, MaxLoads: 1, Shared: s})
+			go func() { _, _ = l.Get(t.Context(), "first") }()
+			time.Sleep(100 * ms)
+			d.slow(time.Hour)
+			go func() { _, _ = l.Get(t.Context(), "queued") }() // loads from 2 s on
+			synctest.Wait()
+			began := time.Now()
+			time.AfterFunc(2900*ms, func() { s.stuck.Store(true) })
+			if err := l.Close(); err == nil || time.Since(began) != 3250*ms {
+				t.Errorf("Close: got %v after %v, want an error after LoadTimeout + StoreTimeout", err, time.Since(began))
+			}
+		})
+	})
+}
+
+// Close cancels a refresh without waiters, however the refresh began.
+func TestCloseCancelsRefreshes(t *testing.T) {
+	for name, cfg := range map[string]refill.Config{
+		"stale, from L1":        {StaleFor: time.Minute},
+		"stale, from the store": {StaleFor: time.Minute, LocalTTL: -1},
+		"early, from L1":        {TTL: 2 * time.Second, EarlyRefresh: 0.5},
+		"early, from the store": {TTL: 2 * time.Second, EarlyRefresh: 0.5, LocalTTL: -1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				d := &db{}
+				cfg.Jitter = -1
+				l := node(t, d.load, cfg)
+				get(t, l, "k")
+				time.Sleep(1100 * ms)
+				d.slow(5 * time.Second)
+				began := time.Now()
+				get(t, l, "k")
+				synctest.Wait()
+				if n := d.now.Load(); n != 1 {
+					t.Fatalf("got %d refreshes in progress, want 1", n)
+				}
+				if err := l.Close(); err != nil || time.Since(began) > 0 {
+					t.Errorf("Close: got %v after %v, want nil at once", err, time.Since(began))
+				}
+			})
+		})
+	}
+}
+
+// Close lets a refresh with waiters finish.
+func TestCloseLetsARefreshFinish(t *testing.T) {
+	t.Run("within SoftTimeout", func(t *testing.T) {
+		closeDuringARefresh(t, refill.Config{StaleFor: time.Minute, SoftTimeout: 5 * time.Second})
+	})
+	t.Run("past the stale value", func(t *testing.T) {
+		closeDuringARefresh(t, refill.Config{StaleFor: 200 * ms})
+	})
+}
+
+func closeDuringARefresh(t *testing.T, cfg refill.Config) {
+	bubble(t, func(t *testing.T) {
+		d := &db{}
+		cfg.Jitter = -1
+		l := node(t, d.load, cfg)
+		get(t, l, "k")
+		time.Sleep(1100 * ms)
+		d.slow(time.Second)
+		d.version.Store(1)
+		if cfg.SoftTimeout == 0 {
+			get(t, l, "k")
+			time.Sleep(300 * ms)
+		}
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if v := get(t, l, "k"); v != "k v1" {
+				t.Errorf("got %q, want \"k v1\" from the refresh", v)
+			}
+		})
+		time.Sleep(100 * ms)
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+		wg.Wait()
 	})
 }

@@ -10,11 +10,15 @@ import (
 	"time"
 
 	"github.com/refill-go/refill"
+	"github.com/refill-go/refill/backend/memory"
+	"github.com/refill-go/refill/driver"
 )
 
-// flaky is a LockDriver whose calls can fail or hang.
+// This file tests Locker and Lock over a driver whose calls can fail or hang.
+
+// flaky is a driver.Locks whose calls can fail or hang.
 type flaky struct {
-	refill.LockDriver
+	driver.Locks
 	down    atomic.Bool
 	hang    atomic.Bool
 	extends atomic.Int64
@@ -32,8 +36,8 @@ func (f *flaky) broken(ctx context.Context) error {
 	return nil
 }
 
-func (f *flaky) TryLock(ctx context.Context, key, token string, ttl time.Duration) (refill.LockState, error) {
-	s, err := f.LockDriver.TryLock(ctx, key, token, ttl) // executed, and then the reply is lost
+func (f *flaky) TryLock(ctx context.Context, key, token string, ttl time.Duration) (driver.LockResult, error) {
+	s, err := f.Locks.TryLock(ctx, key, token, ttl) // the store executes it, then the reply is lost
 	return s, errors.Join(err, f.broken(ctx))
 }
 
@@ -42,7 +46,7 @@ func (f *flaky) Extend(ctx context.Context, key, token string, ttl time.Duration
 	if err := f.broken(ctx); err != nil {
 		return false, err
 	}
-	return f.LockDriver.Extend(ctx, key, token, ttl)
+	return f.Locks.Extend(ctx, key, token, ttl)
 }
 
 func (f *flaky) Unlock(ctx context.Context, key, token string) (bool, error) {
@@ -50,10 +54,10 @@ func (f *flaky) Unlock(ctx context.Context, key, token string) (bool, error) {
 	if err := f.broken(ctx); err != nil {
 		return false, err
 	}
-	return f.LockDriver.Unlock(ctx, key, token)
+	return f.Locks.Unlock(ctx, key, token)
 }
 
-func locker(t *testing.T, d refill.LockDriver) *refill.Locker {
+func locker(t *testing.T, d driver.Locks) *refill.Locker {
 	t.Helper()
 	l, err := refill.NewLocker("job", d, refill.LockConfig{TTL: time.Second})
 	if err != nil {
@@ -73,29 +77,31 @@ func lost(k *refill.Lock) bool {
 
 func TestLockIsRenewedAndReleased(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		m := refill.NewMemory()
+		m := memory.New()
 		a, b := locker(t, m), locker(t, m)
 		k, err := a.TryLock(t.Context(), "refund 42")
 		if err != nil {
 			t.Fatal(err)
 		}
 		if _, err := b.TryLock(t.Context(), "refund 42"); !errors.Is(err, refill.ErrLocked) {
-			t.Errorf("second holder: %v", err)
+			t.Errorf("TryLock of a held lock: got %v, want ErrLocked", err)
 		}
 		time.Sleep(10 * time.Second) // ten times its TTL
 		if lost(k) || k.Context().Err() != nil || time.Until(k.Until()) < 600*ms {
-			t.Errorf("lost %v, ctx %v, until %v", lost(k), k.Context().Err(), time.Until(k.Until()))
+			t.Errorf("got lost %v, ctx error %v, %v left, want a lock that was renewed",
+				lost(k), k.Context().Err(), time.Until(k.Until()))
 		}
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			began := time.Now()
 			next, err := b.Lock(t.Context(), "refund 42")
 			if err != nil || time.Since(began) != 100*ms {
-				t.Errorf("woken after %v, %v, want 100 ms: at the release", time.Since(began), err)
+				t.Errorf("Lock: got %v after %v, want the lock at its release after 100ms", err, time.Since(began))
 				return
 			}
 			if next.Fence() <= k.Fence() || next.Token() == k.Token() {
-				t.Errorf("fence %d after %d", next.Fence(), k.Fence())
+				t.Errorf("got fence %d, token %q after fence %d, token %q, want a larger fence and a new token",
+					next.Fence(), next.Token(), k.Fence(), k.Token())
 			}
 			if err := next.Release(t.Context()); err != nil {
 				t.Error(err)
@@ -107,17 +113,17 @@ func TestLockIsRenewedAndReleased(t *testing.T) {
 		}
 		wg.Wait()
 		if lost(k) || !errors.Is(context.Cause(k.Context()), context.Canceled) {
-			t.Errorf("after Release: lost %v, cause %v", lost(k), context.Cause(k.Context()))
+			t.Errorf("after Release: got lost %v, cause %v, want false, context.Canceled", lost(k), context.Cause(k.Context()))
 		}
 		if err := k.Release(t.Context()); err != nil {
-			t.Errorf("second Release: %v", err)
+			t.Errorf("second Release: got %v, want no error", err)
 		}
 	})
 }
 
 func TestLockWaitsForCtxOnly(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		l := locker(t, refill.NewMemory())
+		l := locker(t, memory.New())
 		k, err := l.Lock(t.Context(), "k")
 		if err != nil {
 			t.Fatal(err)
@@ -127,14 +133,15 @@ func TestLockWaitsForCtxOnly(t *testing.T) {
 		defer cancel()
 		began := time.Now()
 		_, err = l.Lock(ctx, "k")
-		if !errors.Is(err, refill.ErrLocked) || !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != 5*time.Second {
-			t.Errorf("%v after %v", err, time.Since(began))
+		if !errors.Is(err, refill.ErrLocked) || !errors.Is(err, context.DeadlineExceeded) ||
+			time.Since(began) != 5*time.Second {
+			t.Errorf("Lock: got %v after %v, want ErrLocked and DeadlineExceeded after 5s", err, time.Since(began))
 		}
 	})
 }
 
-// A renewal that fails is tried again while the lease is proven; Lost fires no later than its end, also when the store
-// is silent.
+// A failed renewal is retried until the lease ends. Lost is closed no later than the end of the lease, even if the
+// store does not answer.
 func TestLockIsLostInTime(t *testing.T) {
 	for name, breakIt := range map[string]func(*flaky){
 		"errors":  func(f *flaky) { f.down.Store(true) },
@@ -142,7 +149,7 @@ func TestLockIsLostInTime(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				f := &flaky{LockDriver: refill.NewMemory()}
+				f := &flaky{Locks: memory.New()}
 				k, err := locker(t, f).TryLock(t.Context(), "k")
 				if err != nil {
 					t.Fatal(err)
@@ -154,23 +161,24 @@ func TestLockIsLostInTime(t *testing.T) {
 				f.hang.Store(false)
 				time.Sleep(5 * time.Second)
 				if lost(k) {
-					t.Fatal("lost, though the store came back within the lease")
+					t.Fatal("the lock was lost although the store came back within the lease")
 				}
 				breakIt(f)
 				broke, until := time.Now(), k.Until()
 				<-k.Lost()
 				if time.Now().After(until) || time.Since(broke) > time.Second {
-					t.Errorf("told %v after the lease's end", time.Since(until))
+					t.Errorf("Lost was closed %v after the failure and %v after the end of the lease, want at most 1s and 0s",
+						time.Since(broke), time.Since(until))
 				}
 				<-k.Context().Done()
 				if cause := context.Cause(k.Context()); !errors.Is(cause, refill.ErrLost) {
-					t.Errorf("cause %v", cause)
+					t.Errorf("got cause %v, want ErrLost", cause)
 				}
 				f.down.Store(false)
 				f.hang.Store(false)
 				time.Sleep(time.Second)
 				if err := k.Release(t.Context()); !errors.Is(err, refill.ErrLost) {
-					t.Errorf("Release: %v, want ErrLost", err)
+					t.Errorf("Release of a lost lock: got %v, want ErrLost", err)
 				}
 			})
 		})
@@ -179,78 +187,79 @@ func TestLockIsLostInTime(t *testing.T) {
 
 func TestLockTakenAwayIsNoticed(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		m := refill.NewMemory()
+		m := memory.New()
 		k, err := locker(t, m).TryLock(t.Context(), "k")
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, _ = m.Unlock(t.Context(), "job:k", k.Token()) // somebody deleted it
+		_, _ = m.Unlock(t.Context(), "job:k", k.Token()) // as if another client deleted the lock
 		other, err := locker(t, m).TryLock(t.Context(), "k")
 		if err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(340 * ms)
 		if !lost(k) || lost(other) {
-			t.Errorf("lost: old %v, new %v", lost(k), lost(other))
+			t.Errorf("got lost %v for the old lock, %v for the new one, want true, false", lost(k), lost(other))
 		}
 		if err := k.Release(t.Context()); !errors.Is(err, refill.ErrLost) {
-			t.Errorf("Release: %v", err)
+			t.Errorf("Release of the old lock: got %v, want ErrLost", err)
 		}
 		if _, err := locker(t, m).TryLock(t.Context(), "k"); !errors.Is(err, refill.ErrLocked) {
-			t.Error("the old holder's Release freed the new holder's lock")
+			t.Errorf("got %v, want ErrLocked: the Release of the old holder freed the lock of the new holder", err)
 		}
 		_ = other.Release(t.Context())
 	})
 }
 
-// The reply to TryLock is lost: nobody holds the lock on its behalf.
+// The reply to TryLock is lost. Then the Locker releases the lock that it may have acquired.
 func TestLockReplyLost(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		m := refill.NewMemory()
-		f := &flaky{LockDriver: m}
+		m := memory.New()
+		f := &flaky{Locks: m}
 		f.hang.Store(true)
 		began := time.Now()
-		if _, err := locker(t, f).TryLock(t.Context(), "k"); err == nil || errors.Is(err, refill.ErrLocked) || time.Since(began) != 250*ms {
-			t.Errorf("%v after %v", err, time.Since(began))
+		_, err := locker(t, f).TryLock(t.Context(), "k")
+		if err == nil || errors.Is(err, refill.ErrLocked) || time.Since(began) != 250*ms {
+			t.Errorf("TryLock: got %v after %v, want an error other than ErrLocked after 250ms", err, time.Since(began))
 		}
-		time.Sleep(100 * ms) // the first try to take it back finds the store still silent
+		time.Sleep(100 * ms) // the first attempt to release the lock gets no reply either
 		f.hang.Store(false)
 		time.Sleep(300 * ms)
 		k, err := locker(t, m).TryLock(t.Context(), "k")
 		if err != nil {
-			t.Fatalf("still locked: %v", err)
+			t.Fatalf("TryLock after the store came back: got %v, want the lock", err)
 		}
 		_ = k.Release(t.Context())
 	})
 }
 
 func TestLockerBadInput(t *testing.T) {
-	m := refill.NewMemory()
+	m := memory.New()
 	for field, f := range map[string]func() (*refill.Locker, error){
-		"name":   func() (*refill.Locker, error) { return refill.NewLocker("a:b", m, refill.LockConfig{}) },
-		"driver": func() (*refill.Locker, error) { return refill.NewLocker("a", nil, refill.LockConfig{}) },
-		"TTL":    func() (*refill.Locker, error) { return refill.NewLocker("a", m, refill.LockConfig{TTL: ms}) },
+		"name":  func() (*refill.Locker, error) { return refill.NewLocker("a:b", m, refill.LockConfig{}) },
+		"locks": func() (*refill.Locker, error) { return refill.NewLocker("a", nil, refill.LockConfig{}) },
+		"TTL":   func() (*refill.Locker, error) { return refill.NewLocker("a", m, refill.LockConfig{TTL: ms}) },
 		"StoreTimeout": func() (*refill.Locker, error) {
 			return refill.NewLocker("a", m, refill.LockConfig{TTL: time.Second, StoreTimeout: time.Second})
 		},
 	} {
 		if l, err := f(); l != nil || !errors.Is(err, refill.ErrInvalid) || !strings.Contains(err.Error(), field) {
-			t.Errorf("%s: %v, %v", field, l, err)
+			t.Errorf("bad %s: got %v, %v, want ErrInvalid that names the field", field, l, err)
 		}
 	}
-	if _, err := refill.NewLocker("a", (*refill.Memory)(nil), refill.LockConfig{}); !errors.Is(err, refill.ErrInvalid) {
-		t.Errorf("typed nil: %v", err)
+	if _, err := refill.NewLocker("a", (*memory.Store)(nil), refill.LockConfig{}); !errors.Is(err, refill.ErrInvalid) {
+		t.Errorf("NewLocker with a nil *memory.Store: got %v, want ErrInvalid", err)
 	}
 	l := locker(t, m)
 	if _, err := l.TryLock(t.Context(), ""); !errors.Is(err, refill.ErrInvalid) {
-		t.Errorf("empty key: %v", err)
+		t.Errorf("TryLock of an empty key: got %v, want ErrInvalid", err)
 	}
 	if _, err := l.Lock(t.Context(), ""); !errors.Is(err, refill.ErrInvalid) {
-		t.Errorf("empty key: %v", err)
+		t.Errorf("Lock of an empty key: got %v, want ErrInvalid", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := l.Lock(ctx, "k"); !errors.Is(err, context.Canceled) {
-		t.Errorf("a ctx that is over: %v", err)
+		t.Errorf("Lock with a cancelled ctx: got %v, want context.Canceled", err)
 	}
 }

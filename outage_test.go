@@ -5,19 +5,121 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/refill-go/refill"
+	"github.com/refill-go/refill/backend/memory"
 )
 
-// A store that hangs costs the first few Gets a time-out, later ones nothing; and it is used again once it answers.
+// This file tests a Loader without its store, the breaker, and stale values in place of an error.
+
+func TestWithoutTheStore(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{took: 10 * ms}
+		shared := memory.New()
+		s := newSpy(shared)
+		var ev events
+		cfg := refill.Config{TTL: time.Minute, StaleFor: time.Minute, Shared: s, Jitter: -1, OnEvent: ev.on}
+		l := node(t, d.load, cfg)
+		peer := node(t, d.load, refill.Config{TTL: time.Minute, Shared: shared})
+		get(t, l, "k")
+		get(t, peer, "gone")
+		get(t, l, "gone")
+		s.cut(true)
+		if v := get(t, l, "k"); v != "k v0" || d.loads.Load() != 2 {
+			t.Errorf("got %q after %d loads, want \"k v0\" from L1 after 2 loads", v, d.loads.Load())
+		}
+		get(t, l, "new")
+		get(t, l, "new") // served from L1
+		if n := d.loads.Load(); n != 3 {
+			t.Errorf("got %d loads, want 3", n)
+		}
+		d.version.Store(1)
+		if err := l.Invalidate(t.Context(), "k", "gone"); err == nil {
+			t.Error("Invalidate returned no error although it could not reach the store")
+		}
+		if v := get(t, l, "k"); v != "k v1" {
+			t.Errorf("Get after Invalidate without the store: got %q, want \"k v1\"", v)
+		}
+		s.cut(false)
+		time.Sleep(time.Second)
+		if n := ev.of(refill.EventInvalidateRetried); n != 2 {
+			t.Errorf("got %d retried invalidations after the store came back, want 2", n)
+		}
+		if v := get(t, peer, "gone"); v != "gone v1" {
+			t.Errorf("the peer serves %q, want \"gone v1\": the Invalidate was lost", v)
+		}
+		get(t, l, "k")
+		calls := s.calls.Load()
+		get(t, l, "k")
+		if s.calls.Load() != calls {
+			t.Error("a Get of an entry in L1 called the store after it came back")
+		}
+	})
+}
+
+// Without the store, the age of a value also counts from the start of its load.
+func TestAgeWithoutTheStore(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{took: time.Second}
+		s, l, _ := pair(t, d, refill.Config{TTL: time.Minute, Jitter: -1})
+		s.cut(true)
+		if r, err := l.GetResult(t.Context(), "k"); err != nil || r.Age != time.Second || r.Remaining != 59*time.Second {
+			t.Errorf("got age %v, %v left, %v, want age 1s, 59s left", r.Age, r.Remaining, err)
+		}
+	})
+}
+
+// Without the store, a Get of a bulk Loader waits at most StoreTimeout for a load slot.
+func TestBulkOverloadedWithoutTheStore(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &table{took: 2 * time.Second}
+		s := newSpy(memory.New())
+		l := bulk(t, d, refill.Config{Shared: s, MaxLoads: 1})
+		s.cut(true)
+		defer behind(t, l, "a")()
+		time.Sleep(10 * ms)
+		began := time.Now()
+		if _, err := l.Get(t.Context(), "b"); !errors.Is(err, refill.ErrOverloaded) || time.Since(began) > 300*ms {
+			t.Errorf("got %v after %v, want ErrOverloaded after StoreTimeout", err, time.Since(began))
+		}
+	})
+}
+
+// A value that was invalidated or expired before an outage is not served from L1 during the outage.
+func TestInvalidatedBeforeAnOutage(t *testing.T) {
+	for name, invalidate := range map[string]func(context.Context, *refill.Loader[string]) error{
+		"Invalidate":    func(ctx context.Context, l *refill.Loader[string]) error { return l.Invalidate(ctx, "red:1") },
+		"Expire":        func(ctx context.Context, l *refill.Loader[string]) error { return l.Expire(ctx, "red:1") },
+		"InvalidateTag": func(ctx context.Context, l *refill.Loader[string]) error { return l.InvalidateTag(ctx, "red") },
+		"ExpireTag":     func(ctx context.Context, l *refill.Loader[string]) error { return l.ExpireTag(ctx, "red") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				d := &db{}
+				s, l, _ := tagPair(t, d, refill.Config{TTL: time.Hour})
+				get(t, l, "red:1")
+				d.version.Store(1)
+				time.Sleep(ms)
+				if err := invalidate(t.Context(), l); err != nil {
+					t.Fatal(err)
+				}
+				s.cut(true)
+				if v := get(t, l, "red:1"); v != "red:1 v1" {
+					t.Errorf("got %q, want \"red:1 v1\": the old value is invalid, and StaleFor is 0", v)
+				}
+			})
+		})
+	}
+}
+
+// If the store hangs, the first five Gets wait for StoreTimeout. Later Gets skip the store until it answers again.
 func TestBreaker(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
-		s := newSpy(refill.NewMemory())
+		s := newSpy(memory.New())
 		var ev events
 		l := node(t, d.load, refill.Config{TTL: time.Hour, Shared: s, OnEvent: ev.on})
 		count := 0
@@ -30,22 +132,22 @@ func TestBreaker(t *testing.T) {
 		s.stuck.Store(true)
 		for i := range 5 {
 			if took := timed(); took != 260*ms {
-				t.Errorf("Get %d took %v, want a StoreTimeout and the load", i, took)
+				t.Errorf("Get %d took %v, want 260ms: StoreTimeout and the load", i, took)
 			}
 		}
 		calls := s.calls.Load()
 		for range 20 {
 			if took := timed(); took != 10*ms {
-				t.Errorf("a Get behind the open breaker took %v, want the load alone", took)
+				t.Errorf("a Get with an open breaker took %v, want 10ms: the load alone", took)
 			}
 		}
 		if n := ev.of(refill.EventBreakerOpen); n != 1 {
 			t.Errorf("the breaker opened %d times, want once", n)
 		}
 		time.Sleep(10 * time.Second)
-		// Each probe waits for a StoreTimeout and half a second.
+		// A probe takes StoreTimeout. The next one follows half a second later.
 		if n := s.calls.Load() - calls; n < 12 || n > 15 {
-			t.Errorf("%d calls of the store in 10 s, want the probes alone", n)
+			t.Errorf("got %d calls of the store in 10s, want 12 to 15: the probes alone", n)
 		}
 		s.stuck.Store(false)
 		time.Sleep(750 * ms)
@@ -54,16 +156,16 @@ func TestBreaker(t *testing.T) {
 		}
 		published := ev.of(refill.EventPublished)
 		if timed(); ev.of(refill.EventPublished) != published+1 {
-			t.Error("the store is back, and what is loaded is not stored")
+			t.Error("the store is back, but a loaded value was not published")
 		}
 	})
 }
 
-// Failures that come at once say that the server lives: a full one, or a replica, still answers reads.
+// Quick failures do not open the breaker, because the server is alive. A full server or a replica still answers reads.
 func TestBreakerIgnoresQuickFailures(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
-		s := newSpy(refill.NewMemory())
+		s := newSpy(memory.New())
 		var ev events
 		l := node(t, d.load, refill.Config{Shared: s, OnEvent: ev.on})
 		s.down.Store(true)
@@ -71,16 +173,17 @@ func TestBreakerIgnoresQuickFailures(t *testing.T) {
 			get(t, l, fmt.Sprint(i))
 		}
 		if ev.of(refill.EventBreakerOpen) != 0 || s.calls.Load() < 20 {
-			t.Errorf("%d calls of the store for 20 Gets: %v", s.calls.Load(), ev.count)
+			t.Errorf("got %d calls of the store for 20 Gets, want at least 20 and a closed breaker: %v",
+				s.calls.Load(), ev.count)
 		}
 	})
 }
 
-// The breaker tries again at once when the subscription is back.
-func TestBreakerHearsTheReturn(t *testing.T) {
+// The breaker sends a probe at once when the subscription is back.
+func TestBreakerProbesWhenTheSubscriptionReturns(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
-		s := newSpy(refill.NewMemory())
+		s := newSpy(memory.New())
 		var ev events
 		l := node(t, d.load, refill.Config{TTL: time.Hour, Shared: s, OnEvent: ev.on})
 		s.stuck.Store(true)
@@ -92,145 +195,104 @@ func TestBreakerHearsTheReturn(t *testing.T) {
 		s.cut(false)
 		synctest.Wait()
 		if n := ev.of(refill.EventBreakerClosed); n != 1 {
-			t.Errorf("closed %d times right after the return, want once", n)
+			t.Errorf("the breaker closed %d times right after the subscription came back, want once", n)
 		}
 	})
 }
 
-// A failing database is left alone for ErrorTTL, with a store or without one; and whoever asks where the load ran gets the
-// load's own error, from the back-off, too.
-func TestBackOffKeepsTheError(t *testing.T) {
-	for _, down := range []bool{false, true} {
-		t.Run(fmt.Sprint("store down ", down), func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				broken := errors.New("connection refused")
-				d := &db{took: 10 * ms, err: broken}
-				s := newSpy(refill.NewMemory())
-				l := node(t, d.load, refill.Config{TTL: time.Minute, ErrorTTL: 2 * time.Second, Shared: s})
-				if down {
-					s.cut(true)
-				}
-				for range 20 {
-					_, err := l.Get(t.Context(), "k")
-					var failed *refill.LoadError
-					if !errors.Is(err, broken) || !errors.As(err, &failed) || failed.RetryAfter <= 0 || failed.RetryAfter > 2*time.Second {
-						t.Errorf("%v, want the load's own error and when to try again", err)
-					}
-					time.Sleep(200 * ms)
-				}
-				if n := d.loads.Load(); n != 2 {
-					t.Errorf("%d loads in 4 s at an ErrorTTL of 2 s, want 2", n)
-				}
-				d.fail(nil)
-				if err := l.Refresh(t.Context(), "k"); err != nil {
-					t.Errorf("Refresh within the back-off: %v", err)
-				}
-				get(t, l, "k")
-			})
-		})
-	}
+func TestStaleIfError(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{took: 10 * ms}
+		var ev events
+		cfg := refill.Config{TTL: time.Second, StaleIfError: 5 * time.Second, Jitter: -1, OnEvent: ev.on}
+		nodes := fleet(t, 2, d, cfg)
+		get(t, nodes[0], "k")
+		d.fail(errors.New("boom"))
+		time.Sleep(2 * time.Second) // past TTL, no StaleFor: callers wait for the load, which fails
+		for i, l := range nodes {
+			r, err := l.GetResult(t.Context(), "k")
+			if err != nil || r.Value != "k v0" || r.Outcome != refill.OutcomeStaleOnError ||
+				r.Age < 2*time.Second || r.Remaining != 0 {
+				t.Errorf("node %d: got %+v, %v, want the old value as stale-on-error", i, r, err)
+			}
+		}
+		if n := d.loads.Load(); n != 2 {
+			t.Errorf("got %d loads, want 2: the back-off holds for both nodes", n)
+		}
+		time.Sleep(4 * time.Second)
+		if _, err := nodes[0].Get(t.Context(), "k"); err == nil {
+			t.Error("the old value is served past StaleIfError")
+		}
+	})
 }
 
-// A failed refresh without the store serves what is left of the old value, and does not load at every Get.
+// If a load fails without the store, the old value is served within StaleIfError, and the back-off holds.
 func TestStaleIfErrorWithoutTheStore(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
-		s := newSpy(refill.NewMemory())
-		l := node(t, d.load, refill.Config{TTL: time.Second, StaleIfError: time.Hour, ErrorTTL: 2 * time.Second, Jitter: -1, Shared: s})
+		s := newSpy(memory.New())
+		l := node(t, d.load, refill.Config{
+			TTL: time.Second, StaleIfError: time.Hour, ErrorTTL: 2 * time.Second, Jitter: -1, Shared: s,
+		})
 		get(t, l, "k")
 		s.cut(true)
-		d.fail(errors.New("down, too"))
+		d.fail(errors.New("database is down"))
 		time.Sleep(1100 * ms)
 		for range 10 {
 			r, err := l.GetResult(t.Context(), "k")
-			if err != nil || r.Outcome != refill.EventStaleOnError || r.Value != "k v0" {
-				t.Errorf("%+v, %v", r, err)
+			if err != nil || r.Outcome != refill.OutcomeStaleOnError || r.Value != "k v0" {
+				t.Errorf("got %+v, %v, want \"k v0\" as stale-on-error", r, err)
 			}
 			time.Sleep(100 * ms)
 		}
 		if n := d.loads.Load(); n != 2 {
-			t.Errorf("%d loads, want the first and one probe", n)
+			t.Errorf("got %d loads, want 2: the first one and one probe", n)
 		}
 	})
 }
 
-// More than MaxWaiters are refused at once, and places come back. What L1 answers does not wait, nor does a refresh count.
-func TestMaxWaiters(t *testing.T) {
+// A value that expires during a load is not served when the load fails.
+func TestStaleOnErrorKeepsItsBound(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		d := &db{took: time.Second}
-		l := node(t, d.load, refill.Config{TTL: 10 * time.Second, StaleFor: time.Hour, MaxWaiters: 3, Jitter: -1})
-		get(t, l, "warm")
-		time.Sleep(11 * time.Second)
-		get(t, l, "warm") // its refresh runs
-		var wg sync.WaitGroup
-		var shed atomic.Int64
-		for i := range 5 {
-			wg.Go(func() {
-				began := time.Now()
-				_, err := l.Get(t.Context(), fmt.Sprint("cold ", i%2))
-				if errors.Is(err, refill.ErrOverloaded) && time.Since(began) == 0 {
-					shed.Add(1)
-				} else if err != nil {
-					t.Error(err)
-				}
-			})
-		}
-		synctest.Wait()
-		get(t, l, "warm")
-		wg.Wait()
-		if shed.Load() != 2 {
-			t.Errorf("%d of 5 were refused, want 2", shed.Load())
-		}
-		for i := range 3 {
-			ctx, cancel := context.WithTimeout(t.Context(), 100*ms)
-			wg.Go(func() {
-				defer cancel()
-				if _, err := l.Get(ctx, fmt.Sprint("another ", i)); !errors.Is(err, context.DeadlineExceeded) {
-					t.Error(err)
-				}
-			})
-		}
-		wg.Wait()
-		get(t, l, "last") // those who left have given their places back
-	})
-}
-
-// A load that needs another key is let in: it holds a place already that somebody waits for.
-func TestMaxWaitersLetsLoadsIn(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		var l *refill.Loader[string]
-		l = node(t, func(ctx context.Context, key string) (string, error) {
-			if key == "inner" {
-				return "v", nil
-			}
-			return l.Get(ctx, "inner")
-		}, refill.Config{MaxWaiters: 1})
-		if v := get(t, l, "outer"); v != "v" {
-			t.Errorf("%q", v)
-		}
-	})
-}
-
-// A load from before an Invalidate that fails after it leaves no back-off. (TestHistory found it.)
-func TestAFailureFromBeforeAnInvalidate(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		d := &db{took: 100 * ms, err: errors.New("read before the write")}
-		s := newSpy(refill.NewMemory())
-		l := node(t, d.load, refill.Config{TTL: time.Hour, ErrorTTL: time.Minute, Shared: s})
-		s.cut(true)
-		failed := make(chan error)
-		go func() {
-			_, err := l.Get(t.Context(), "k")
-			failed <- err
-		}()
-		time.Sleep(50 * ms)
-		d.fail(nil)
-		if err := l.Invalidate(t.Context(), "k"); err == nil {
-			t.Error("the store does not answer, and there is no error")
-		}
-		if err := <-failed; err == nil {
-			t.Error("the load did not fail")
-		}
+		d := &db{took: 10 * ms}
+		l := fleet(t, 1, d, refill.Config{TTL: time.Second, StaleIfError: 2 * time.Second, Jitter: -1})[0]
 		get(t, l, "k")
+		time.Sleep(2 * time.Second)
+		d.fail(errDown)
+		d.slow(3 * time.Second)
+		if v, err := l.Get(t.Context(), "k"); err == nil {
+			t.Errorf("got %q of age 5s, past TTL + StaleIfError, want the error of the load", v)
+		}
 	})
+}
+
+// An error-only value that was invalidated during a load is not served when the load fails.
+func TestStaleOnErrorAfterAnInvalidate(t *testing.T) {
+	for name, invalidate := range map[string]func(context.Context, *refill.Loader[string]) error{
+		"Invalidate":    func(ctx context.Context, l *refill.Loader[string]) error { return l.Invalidate(ctx, "red:1") },
+		"InvalidateTag": func(ctx context.Context, l *refill.Loader[string]) error { return l.InvalidateTag(ctx, "red") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				d := &db{}
+				_, l, _ := tagPair(t, d, refill.Config{TTL: time.Second, StaleIfError: time.Hour, Jitter: -1})
+				get(t, l, "red:1")
+				time.Sleep(2 * time.Second)
+				d.slow(time.Second)
+				d.fail(errors.New("boom"))
+				var wg sync.WaitGroup
+				wg.Go(func() {
+					var failed *refill.LoadError
+					if v, err := l.Get(t.Context(), "red:1"); !errors.As(err, &failed) {
+						t.Errorf("got %q, %v, want the error of the load", v, err)
+					}
+				})
+				time.Sleep(500 * ms)
+				if err := invalidate(t.Context(), l); err != nil {
+					t.Fatal(err)
+				}
+				wg.Wait()
+			})
+		})
+	}
 }

@@ -1,7 +1,6 @@
 package refill_test
 
 import (
-	"errors"
 	"io/fs"
 	"os"
 	"regexp"
@@ -29,34 +28,37 @@ func TestReadmeProgramIsTheExample(t *testing.T) {
 	}
 }
 
-// The tests and examples that the README names as proofs exist.
-func TestReadmeNamesRealTests(t *testing.T) {
-	readme, err := os.ReadFile("README.md")
+// The tests and examples that the README and docs name exist.
+func TestDocsNameRealTests(t *testing.T) {
+	var code strings.Builder
+	err := fs.WalkDir(os.DirFS("."), ".", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		b, err := os.ReadFile(path)
+		code.Write(b)
+		return err
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	var code strings.Builder
-	for _, dir := range []string{".", "internal/realtest"} {
-		files, err := os.ReadDir(dir)
-		if errors.Is(err, fs.ErrNotExist) {
-			t.Skip("internal/realtest is a module of its own, and not here")
-		}
+	pages, err := fs.Glob(os.DirFS("."), "docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(code.String(), "package realtest") {
+		t.Skip("internal/realtest is a module of its own, and not here")
+	}
+	names := regexp.MustCompile("`((?:Test|Fuzz|Example)[A-Za-z_]*)`")
+	for _, page := range append(pages, "README.md") {
+		text, err := os.ReadFile(page)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, f := range files {
-			if strings.HasSuffix(f.Name(), "_test.go") {
-				b, err := os.ReadFile(dir + "/" + f.Name())
-				if err != nil {
-					t.Fatal(err)
-				}
-				code.Write(b)
+		for _, name := range names.FindAllStringSubmatch(string(text), -1) {
+			if !strings.Contains(code.String(), "func "+name[1]+"(") {
+				t.Errorf("%s names %s, which is not a test", page, name[1])
 			}
-		}
-	}
-	for _, name := range regexp.MustCompile("`((?:Test|Fuzz|Example)[A-Za-z_]*)`").FindAllStringSubmatch(string(readme), -1) {
-		if !strings.Contains(code.String(), "func "+name[1]+"(") {
-			t.Errorf("the README names %s, which is no test", name[1])
 		}
 	}
 }

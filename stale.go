@@ -3,122 +3,151 @@ package refill
 import (
 	"math"
 	"time"
+
+	"github.com/refill-go/refill/driver"
 )
 
-// This file decides everything about time: pure functions of moments that are handed in. A moment is a count of
-// microseconds by the store's clock, so that all nodes agree whatever their own clocks say.
+// This file holds every decision about time, as pure functions: the current moment and random numbers are arguments. A
+// moment is a number of microseconds by the store's clock, so that all nodes agree whatever their own clocks say.
 
-// Freshness is what may be done with a value at a moment. It only ever grows worse.
-type Freshness uint8
+// freshness is what may be done with a value at a moment. It only ever grows.
+type freshness uint8
 
-// The ages of a value.
 const (
-	Fresh Freshness = iota // serve it
-	Early                  // serve it as a fresh one, and refresh it before it ends
-	Stale                  // serve it, and refresh it
-	Spare                  // serve it only in place of an error
-	Dead                   // do not serve it
+	fresh      freshness = iota // serve it
+	refreshDue                  // serve it as fresh, and refresh it before it ends
+	stale                       // serve it, and refresh it
+	errorOnly                   // serve it only if its refill fails
+	expired                     // do not serve it
 )
 
-// String returns the lower-case name.
-func (f Freshness) String() string {
-	return [...]string{"fresh", "early", "stale", "spare", "dead"}[min(f, Dead)]
+func (f freshness) String() string {
+	return nameOf(int(f), []string{"fresh", "refresh-due", "stale", "error-only", "expired"})
 }
 
 // life is the life of one value:
 //
-//	began ────── early ────── fresh ────── stale ────── dead
-//	     served       served,      served,      served
-//	                  refreshed    refreshed    if the load fails
-type life struct{ began, early, fresh, stale, dead int64 }
+//	began ─────────── refreshAt ─────── freshUntil ──────── staleUntil ──────── end
+//	     fresh:            refreshDue:            stale:              errorOnly:     expired
+//	     served            served, refreshed      served, refreshed   served if the load fails
+type life struct{ began, refreshAt, freshUntil, staleUntil, end int64 }
 
-// maxFuture is how far ahead of now a load may have begun: more than clocks read over a network differ by, less than
-// anybody would call a clock that was set back.
+// maxFuture is how far in the future a load may have begun. Clocks that are read over a network differ by less, and a
+// clock that was set back differs by more.
 const maxFuture = int64(time.Second / time.Microsecond)
 
-// lifeOf derives the life of a record. StaleFor and StaleIfError count from the end of freshness (RFC 5861), which
-// Expire may have moved forward, never back.
-func lifeOf(r *Record) life {
-	l := life{began: micros(r.LoadBegan), fresh: micros(r.FreshUntil)}
-	l.early = l.fresh
-	l.stale = l.fresh + r.StaleFor.Microseconds()
-	l.dead = max(l.stale, l.fresh+r.StaleIfError.Microseconds())
+// lifeOf derives the life of a record. StaleFor and StaleIfError both count from the end of freshness (RFC 5861).
+// Expire may have moved that end forward, never back.
+func lifeOf(r *driver.Record) life {
+	l := life{began: micros(r.LoadBegan), freshUntil: micros(r.FreshUntil)}
+	l.refreshAt = l.freshUntil
+	l.staleUntil = l.freshUntil + r.StaleFor.Microseconds()
+	l.end = max(l.staleUntil, l.freshUntil+r.StaleIfError.Microseconds())
 	if e := micros(r.ExpiredAt); e != 0 {
 		return l.expiredAt(e)
 	}
 	return l
 }
 
-// expiredAt is the life of a value that was expired at a moment: its windows count from there, and it is fresh no more,
-// also for a node whose idea of the store's clock is a moment behind. It never makes one younger.
+// expiredAt is the life of a value that was expired at a moment. Its windows count from there. It is no longer fresh on
+// any node, even if a node's estimate of the store's clock is a little behind. The value never becomes younger.
 func (l life) expiredAt(at int64) life {
-	if at >= l.fresh {
+	if at >= l.freshUntil {
 		return l
 	}
-	staleFor, spareFor := l.stale-l.fresh, l.dead-l.fresh
-	l.fresh = min(l.began, at)
-	l.early, l.stale, l.dead = l.fresh, l.fresh, l.fresh
+	staleFor, errorFor := l.staleUntil-l.freshUntil, l.end-l.freshUntil
+	l.freshUntil = min(l.began, at)
+	l.refreshAt, l.staleUntil, l.end = l.freshUntil, l.freshUntil, l.freshUntil
 	if staleFor > 0 {
-		l.stale = at + staleFor
+		l.staleUntil = at + staleFor
 	}
-	if spareFor > 0 {
-		l.dead = at + spareFor
+	if errorFor > 0 {
+		l.end = at + errorFor
 	}
 	return l
 }
 
-// at judges a value. One that seems to come from the future was stamped before the clock was set back: nobody knows
-// its age, so it is dead.
-func (l life) at(now int64) Freshness {
+// at judges a value. A value from the future was stored before the clock was set back. Its age is unknown, so it counts
+// as expired.
+func (l life) at(now int64) freshness {
 	switch {
-	case l.began > now+maxFuture || now >= l.dead && now >= l.fresh:
-		return Dead
-	case now < l.early:
-		return Fresh
-	case now < l.fresh:
-		return Early
-	case now < l.stale:
-		return Stale
+	case now < l.notBefore() || now >= l.end && now >= l.freshUntil:
+		return expired
+	case now < l.refreshAt:
+		return fresh
+	case now < l.freshUntil:
+		return refreshDue
+	case now < l.staleUntil:
+		return stale
 	}
-	return Spare
+	return errorOnly
+}
+
+// notBefore is the earliest moment at which the value can be served.
+func (l life) notBefore() int64 { return l.began - maxFuture }
+
+// inL1 judges an entry of L1, which is trusted until a moment: the end of LocalTTL. Past that moment a lost
+// announcement may have invalidated it, so it counts as stale; if no stale value may be served, it counts as expired. A
+// superseded entry was replaced by a refill that this process was told of: it is served while the new value is fetched.
+func (l life) inL1(now, trustUntil int64, superseded bool) freshness {
+	f := l.at(now)
+	switch {
+	case f > refreshDue || now < trustUntil && !superseded:
+		return f
+	case superseded || l.staleUntil > l.freshUntil:
+		return stale
+	}
+	return expired
 }
 
 // age is how long ago the load began, never negative.
 func (l life) age(now int64) time.Duration { return span(max(0, now-l.began)) }
 
 // remaining is how much longer the value is fresh, never negative.
-func (l life) remaining(now int64) time.Duration { return span(max(0, l.fresh-now)) }
+func (l life) remaining(now int64) time.Duration { return span(max(0, l.freshUntil-now)) }
 
-// keep is how long the store has to hold a value: to its end, and long enough that those who waited for its load still
-// find it when the load took longer than the value lives.
-func (l life) keep(now int64) time.Duration { return max(span(l.dead-now), minKeep) }
+// keep is how long the store has to keep a value: to its end, and at least minKeep. If the load took longer than the
+// value lives, those who waited for it must still find it.
+func (l life) keep(now int64) time.Duration { return max(span(l.end-now), minKeep) }
 
 const minKeep = time.Second
 
 func span(micros int64) time.Duration { return time.Duration(micros) * time.Microsecond }
 
-// jittered shortens ttl by up to the share jitter of it, rnd in [0, 1) says by how much. It never lengthens: TTL is a
-// promise.
-func jittered(ttl time.Duration, jitter, rnd float64) time.Duration {
-	return ttl - time.Duration(float64(ttl)*jitter*rnd)
+// micros is t since 1970, and 0 for the zero time.
+func micros(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixMicro()
 }
 
-// refreshFrom is when a refresh of a value may begin that is still fresh, by what Config.EarlyRefresh says (share of its
-// time, 0 = off) and Config.XFetch (beta, 0 = off), whichever is first. XFetch begins beta·delta·−ln(rnd) before the end,
-// delta = how long the load took and rnd in (0, 1]: Vattani, Chierichetti, Lowenstein, Optimal Probabilistic Cache
-// Stampede Prevention, PVLDB 8(8), 2015. Never in the first half of the value's time: one whose load takes as long as it
-// lives would be refreshed without end.
-func refreshFrom(l life, took time.Duration, share, beta, rnd float64) int64 {
-	from, ttl := l.fresh, float64(l.fresh-l.began)
+// jittered shortens ttl by a share of at most jitter; random, in [0, 1), says by how much. It never lengthens it: TTL
+// is a promise.
+func jittered(ttl time.Duration, jitter, random float64) time.Duration {
+	return ttl - time.Duration(float64(ttl)*jitter*random)
+}
+
+// refreshFrom is when a value that is still fresh may be refreshed: the earlier of Config.EarlyRefresh (a share of its
+// time, 0 = off) and Config.XFetch (beta, 0 = off). XFetch begins beta·delta·−ln(random) before the end; delta is how
+// long the load took, random is in (0, 1]: Vattani, Chierichetti, Lowenstein, Optimal Probabilistic Cache Stampede
+// Prevention, PVLDB 8(8), 2015. It never begins in the first half of the value's time: otherwise a value whose load
+// takes as long as the value lives would be refreshed without end.
+func refreshFrom(l life, took time.Duration, share, beta, random float64) int64 {
+	from, ttl := l.freshUntil, float64(l.freshUntil-l.began)
 	if share > 0 {
 		from = min(from, l.began+int64(ttl*share))
 	}
 	if beta > 0 {
-		ahead := min(beta*float64(took.Microseconds())*-math.Log(rnd), ttl/2)
-		from = min(from, l.fresh-int64(ahead))
+		ahead := min(beta*float64(took.Microseconds())*-math.Log(random), ttl/2)
+		from = min(from, l.freshUntil-int64(ahead))
 	}
 	return from
 }
+
+// uniform maps a hash to a number in (0, 1]. A process hashes a token to the same number each time, and other processes
+// to another: a hit draws no random number, and reading a record again does not draw again.
+func uniform(hash uint64) float64 { return float64(hash>>11+1) / (1 << 53) }
 
 // backOff is how long the database is left alone after so many failures in a row.
 func backOff(first, most time.Duration, failures int) time.Duration {
@@ -128,36 +157,22 @@ func backOff(first, most time.Duration, failures int) time.Duration {
 	return min(first, most)
 }
 
-// tickOf is how often the coarse clock of a Loader is set: often enough for its TTL, and for nobody too often.
+// tickOf is how often the coarse clock of L1 is read.
 func tickOf(ttl time.Duration) time.Duration {
 	return min(max(ttl/200, time.Millisecond), 50*time.Millisecond)
 }
 
-// tooLong says that a back-off lasts longer than any node's Config could mean: the store's clock was set back since.
+// tooLong reports that a back-off lasts longer than the Config of any node can mean: the store's clock was set back.
 func tooLong(left, maxErrorTTL time.Duration) bool { return left > maxErrorTTL+time.Minute }
 
-// renewEvery leaves two more tries within a lease when one renewal fails.
+// renewEvery leaves time for two more tries within a lease if one renewal fails.
 func renewEvery(ttl time.Duration) time.Duration { return ttl / 3 }
 
-// lookAgain is how long somebody who waits for a lease sleeps if nobody wakes them: until it ends by itself, plus what
-// the store may have rounded off, and never longer than a lease can last.
-func lookAgain(left, lockTTL time.Duration) time.Duration {
+// waitFor is how long a flight waits for a lease without an announcement: until the lease ends by itself, plus what the
+// store may have rounded off. A lease cannot last longer than lockTTL.
+func waitFor(left, lockTTL time.Duration) time.Duration {
 	if left <= 0 || left > lockTTL {
 		left = lockTTL
 	}
 	return left + 2*time.Millisecond
-}
-
-// inL1 judges an entry of L1 that is trusted until a moment: past that, LocalTTL is over and an invalidation may have been
-// missed, so it counts as stale, which is nothing where nothing stale may be served. A superseded one has been replaced
-// by a refresh that this process heard of: it may be served on while the new one is fetched.
-func (l life) inL1(now, trusted int64, superseded bool) Freshness {
-	f := l.at(now)
-	switch {
-	case f > Early || now < trusted && !superseded:
-		return f
-	case superseded || l.stale > l.fresh:
-		return Stale
-	}
-	return Dead
 }

@@ -3,85 +3,82 @@ package refill
 import (
 	"context"
 	"fmt"
-	"hash/maphash"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
+
+	"github.com/refill-go/refill/driver"
 )
 
-// This file is about groups of values. A load puts its value into groups with Fill.Tag. The store keeps one mark per tag:
-// when it was voided last. A value is void if its load began no later than the mark of one of its tags; so voiding a group
-// costs the same for ten values and for ten million, and a load that is under way is voided with the rest.
+// This file is about tags. A load tags its value with Fill.Tag. The store keeps one state per tag: when it was
+// invalidated last. A value is invalid if its load began no later than the invalidation of one of its tags. So
+// invalidating a tag costs the same for ten values and for ten million, and it includes the loads that are in progress.
 //
-// A value that comes from another node, from the store or in an announcement, is judged by the store's marks. L1 asks
-// nobody: an entry notes how many voidings of tags this process had heard of before its read or load began (epoch.tags),
-// and is void if one of its tags was among the later ones.
+// A value that comes from another node, from the store or in an announcement, is judged by the states in the store. L1
+// asks no one: an entry carries the number of invalidations of tags that this process knew before its read began
+// (l1.Epoch), and it is invalid if one of its tags is among the later ones.
 
-// InvalidateTag is Invalidate for all values that carry one of the tags, see [Fill.Tag] and Config.Tags, at a cost that does
-// not depend on their number. A load that is under way goes on; who asks for its key meanwhile waits for it, and loads
-// again if its value has the tag. Back-offs stay.
+// InvalidateTag is Invalidate for all values that carry one of the tags, see [Fill.Tag] and Config.Tags. Its cost does
+// not depend on their number. A load that is in progress goes on; callers that ask for its key meanwhile wait for it,
+// and load again if its value has the tag. Back-offs stay.
 //
-// Values and marks are compared by the store's clock; where the store is several servers (Cluster, Ring), as exactly as
-// their clocks agree.
+// Values and tags are compared by the store's clock. If the store is several servers (Cluster, Ring), the comparison is
+// as exact as their clocks agree.
 func (l *Loader[V]) InvalidateTag(ctx context.Context, tags ...string) error {
-	return l.voidTags(ctx, tags, false)
+	return l.invalidateTags(ctx, tags, false)
 }
 
-// ExpireTag is Expire for all values that carry one of the tags, as InvalidateTag is Invalidate.
+// ExpireTag is Expire for all values that carry one of the tags.
 func (l *Loader[V]) ExpireTag(ctx context.Context, tags ...string) error {
-	return l.voidTags(ctx, tags, true)
+	return l.invalidateTags(ctx, tags, true)
 }
 
-// voidTags voids tags: in the store first, as voidAll does.
-func (l *Loader[V]) voidTags(ctx context.Context, tags []string, soft bool) error {
-	if l.flights.closing.Load() {
+// invalidateTags invalidates or expires tags: in the store first, as invalidate does.
+func (l *Loader[V]) invalidateTags(ctx context.Context, tags []string, expire bool) error {
+	if l.flights.Closed() {
 		return ErrClosed
 	}
-	if err := checkTags("tag", tags); err != nil || len(tags) == 0 {
+	if err := validateTags("tag", tags); err != nil || len(tags) == 0 {
 		return err
 	}
 	full := l.fullTags(tags)
-	err := l.mark(ctx, full, soft)
+	err := l.storeInvalidateTags(ctx, full, expire)
 	for _, tag := range full {
-		l.dropTag(tag)
+		l.l1.InvalidateTag(l.short(tag))
 	}
 	if err != nil {
-		l.voids.add(full, voiding{soft: soft, tag: true, until: time.Now().Add(l.longestLife())})
-		return fmt.Errorf("refill: values with one of %d tags may still be served from the store, trying on: %w", len(full), err)
+		l.retryLater(full, true, expire)
+		return fmt.Errorf("refill: could not invalidate %d tags in the store; retrying in the background: %w", len(full), err)
 	}
 	return nil
 }
 
-func (l *Loader[V]) mark(ctx context.Context, full []string, soft bool) error {
+func (l *Loader[V]) storeInvalidateTags(ctx context.Context, full []string, expire bool) error {
 	ctx, cancel := context.WithTimeout(ctx, l.cfg.StoreTimeout)
 	defer cancel()
-	if soft {
-		return l.store.ExpireTags(ctx, l.node.token(), l.markLife(), full...)
+	if expire {
+		return l.store.ExpireTags(ctx, l.node.token(), l.tagLife(), full...)
 	}
-	return l.store.InvalidateTags(ctx, l.node.token(), l.markLife(), full...)
+	return l.store.InvalidateTags(ctx, l.node.token(), l.tagLife(), full...)
 }
 
-// markLife is how long a mark stands. It ends without harm: a value whose tag has no mark is void.
-func (l *Loader[V]) markLife() time.Duration { return max(24*time.Hour, l.longestLife()) }
-
-// dropTag voids what this process holds of a group, and what is on its way to L1.
-func (l *Loader[V]) dropTag(full string) { l.local.voidTag(strings.TrimPrefix(full, l.name+":")) }
+// tagLife is how long the store keeps the state of a tag. Its end is harmless: a value with an unknown tag is invalid.
+func (l *Loader[V]) tagLife() time.Duration { return max(24*time.Hour, l.longestLife()) }
 
 // fullTags are tags as the store knows them.
 func (l *Loader[V]) fullTags(tags []string) []string {
 	full := make([]string, len(tags))
 	for i, tag := range tags {
-		full[i] = l.full(spelled(tag))
+		full[i] = l.full(storeKey(tag))
 	}
 	return full
 }
 
 const maxTags = 64
 
-// checkTags says what is wrong with tags; field is where they stand.
-func checkTags(field string, tags []string) error {
+// validateTags returns what is wrong with tags; field is where they were given.
+func validateTags(field string, tags []string) error {
 	if len(tags) > maxTags {
 		return invalid(field, "%d tags, at most %d", len(tags), maxTags)
 	}
@@ -93,19 +90,11 @@ func checkTags(field string, tags []string) error {
 	return nil
 }
 
-// tags are the groups of an entry.
-func (e *entry[V]) tags() []string {
-	if e.more == nil {
-		return nil
-	}
-	return e.more.tags
-}
+// tagStates are the states of tags, by tag as given.
+type tagStates map[string]driver.TagState
 
-// marks are what the store says of tags.
-type marks map[string]TagState
-
-func (l *Loader[V]) marksOf(ctx context.Context, from Store, tags []string) (marks, error) {
-	m := make(marks, len(tags))
+func (l *Loader[V]) tagStates(ctx context.Context, from driver.Store, tags []string) (tagStates, error) {
+	m := make(tagStates, len(tags))
 	if len(tags) == 0 {
 		return m, nil
 	}
@@ -119,115 +108,143 @@ func (l *Loader[V]) marksOf(ctx context.Context, from Store, tags []string) (mar
 	return m, nil
 }
 
-// readMarks is one call of the store for all flights that need marks.
-func (l *Loader[V]) readMarks(tags []string, _ time.Duration) (marks, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), l.cfg.StoreTimeout)
-	defer cancel()
-	return l.marksOf(ctx, l.store, tags)
+// checkTags reports whether the tags of an entry leave it valid. It reads their states, unless a GetMany has read them.
+func (r *refill[V]) checkTags(e *entry[V], states tagStates) (valid bool, err error) {
+	if tags := e.Data.tags(); states == nil && len(tags) > 0 {
+		ctx, done := r.storeCall()
+		defer done()
+		if states, err = r.tagReads.do(ctx, tags, 0); err != nil {
+			return false, err
+		}
+	}
+	return r.tagsValid(e, states), nil
 }
 
-// stands judges an entry that another node may have loaded by the marks of its groups. It reports false for one that is
-// void, and ages one that was expired.
-func (l *Loader[V]) stands(e *entry[V], m marks) bool {
-	for _, tag := range e.tags() {
-		s := m[tag]
-		if micros(s.Invalidated) > l.now()+maxFuture { // from before the store's clock was set back: mark it again
-			l.voids.add(l.fullTags([]string{tag}), voiding{tag: true, until: time.Now().Add(l.longestLife())})
+// tagsValid judges an entry, which another node may have loaded, by the states of its tags. It returns false if the
+// entry is invalid, and ages an entry that was expired.
+func (l *Loader[V]) tagsValid(e *entry[V], states tagStates) bool {
+	for _, tag := range e.Data.tags() {
+		s := states[tag]
+		if micros(s.Invalidated) > l.now()+maxFuture { // written before the store's clock was set back: write it again
+			l.retryLater(l.fullTags([]string{tag}), true, false)
 		}
-		if !s.Known || e.life.began <= micros(s.Invalidated) {
+		if !s.Known || e.Data.life.began <= micros(s.Invalidated) {
 			return false
 		}
-		if e.life.began <= micros(s.Expired) {
-			e.life = e.life.expiredAt(micros(s.Expired))
+		if e.Data.life.began <= micros(s.Expired) {
+			e.Data.life = e.Data.life.expiredAt(micros(s.Expired))
 		}
 	}
 	return true
 }
 
-// holdTags is one call of the store, which sees to it that the tags of values that are about to be stored have marks. What
-// was stored before a mark was lost is void, since nobody knows what it has missed; what began with the loads that are
-// about to be stored is not: reach is how long ago the first of them began.
-func (l *Loader[V]) holdTags(tags []string, reach time.Duration) (none struct{}, err error) {
-	if tags = l.held.missing(tags, time.Now()); len(tags) == 0 {
+// readTags is one read of tag states, for all refills that need them.
+func (l *Loader[V]) readTags(tags []string, _ time.Duration) (tagStates, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), l.cfg.StoreTimeout)
+	defer cancel()
+	return l.tagStates(ctx, l.store, tags)
+}
+
+// ensureTagsOf makes sure that the store knows the tags of an entry before its record is stored.
+func (r *refill[V]) ensureTagsOf(e *entry[V]) {
+	if len(r.ensured.missing(e.Data.tags(), time.Now())) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.flight.Values(), 2*r.cfg.StoreTimeout) // a call in progress, and ours
+	defer cancel()
+	// After an error the record is invalid until a fill makes its tags known.
+	if _, err := r.tagEnsures.do(ctx, e.Data.tags(), e.Data.life.age(r.now())); err != nil {
+		r.emit(Event{Kind: EventStoreError, Key: r.key, Err: err})
+	}
+}
+
+// ensureTags is one call of the store, for all refills that are about to publish tagged values. reach is how long ago
+// the first of their loads began. What was stored before the state of a tag was lost becomes invalid: it is no longer
+// known whether the tag was invalidated since. What was loaded by these loads stays valid.
+func (l *Loader[V]) ensureTags(tags []string, reach time.Duration) (none struct{}, err error) {
+	if tags = l.ensured.missing(tags, time.Now()); len(tags) == 0 {
 		return none, nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), l.cfg.StoreTimeout)
 	defer cancel()
-	if err = l.store.HoldTags(ctx, reach+span(maxFuture), l.markLife(), l.fullTags(tags)...); err == nil {
-		l.held.add(tags, time.Now())
+	if err = l.store.EnsureTags(ctx, reach+span(maxFuture), l.tagLife(), l.fullTags(tags)...); err == nil {
+		l.ensured.add(tags, time.Now())
 	}
 	return none, err
 }
 
-// heldFor is how long a tag counts as held that this process has held: if its mark is lost meanwhile, values are void that
-// need not be, no more.
-const heldFor = 10 * time.Second
+// ensuredFor is how long this process assumes that a tag which it ensured is still known. If its state is evicted
+// earlier, some valid values are loaded again.
+const ensuredFor = 10 * time.Second
 
-// maxHeld bounds the memory.
-const maxHeld = 4096
+// maxEnsured bounds the memory.
+const maxEnsured = 4096
 
-// held are the tags whose marks this process has just seen to.
-type held struct {
+// ensuredTags are the tags that this process has just ensured.
+type ensuredTags struct {
 	mu    sync.Mutex
 	until map[string]time.Time
 }
 
-func (h *held) missing(tags []string, now time.Time) (missing []string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
+func (t *ensuredTags) missing(tags []string, now time.Time) (missing []string) {
+	if len(tags) == 0 {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	for _, tag := range tags {
-		if !now.Before(h.until[tag]) {
+		if !now.Before(t.until[tag]) {
 			missing = append(missing, tag)
 		}
 	}
 	return missing
 }
 
-func (h *held) add(tags []string, now time.Time) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.until == nil || len(h.until) > maxHeld {
-		h.until = make(map[string]time.Time)
+func (t *ensuredTags) add(tags []string, now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.until == nil || len(t.until) > maxEnsured {
+		t.until = make(map[string]time.Time)
 	}
 	for _, tag := range tags {
-		h.until[tag] = now.Add(heldFor)
+		t.until[tag] = now.Add(ensuredFor)
 	}
 }
 
-// together makes calls about tags one at a time; all who come while one runs share the next: a bulk load ends with hundreds
-// of values that have the same tags, here and on every node that waits for them.
-type together[R any] struct {
+// coalescer makes calls about tags one at a time. All that come while a call runs share the next one: a bulk load ends
+// with hundreds of values that have the same tags, here and on every node that waits for them.
+type coalescer[R any] struct {
 	call func(tags []string, reach time.Duration) (R, error)
 
-	mu   sync.Mutex
-	busy bool       // a call runs
-	next *shared[R] // the one after it, nil if nobody has come
+	mu      sync.Mutex
+	running bool
+	next    *tagCall[R] // the call after the running one; nil if no caller has come
 }
 
-// shared is one call, while it is gathered and while it runs.
-type shared[R any] struct {
+// tagCall is one call, while it is being filled and while it runs.
+type tagCall[R any] struct {
 	tags   map[string]bool
 	reach  time.Duration // the longest
-	done   chan struct{} // closed when the next two may be read
+	done   chan struct{} // closed when the next two can be read
 	result R
 	err    error
 }
 
-func (t *together[R]) ask(ctx context.Context, tags []string, reach time.Duration) (r R, err error) {
-	t.mu.Lock()
-	if t.next == nil {
-		t.next = &shared[R]{tags: make(map[string]bool), done: make(chan struct{})}
+func (c *coalescer[R]) do(ctx context.Context, tags []string, reach time.Duration) (r R, err error) {
+	c.mu.Lock()
+	if c.next == nil {
+		c.next = &tagCall[R]{tags: make(map[string]bool), done: make(chan struct{})}
 	}
-	mine := t.next
+	mine := c.next
 	for _, tag := range tags {
 		mine.tags[tag] = true
 	}
 	mine.reach = max(mine.reach, reach)
-	first := !t.busy
-	t.busy = true
-	t.mu.Unlock()
+	first := !c.running
+	c.running = true
+	c.mu.Unlock()
 	if first {
-		t.run()
+		c.run()
 	}
 	select {
 	case <-mine.done:
@@ -237,42 +254,17 @@ func (t *together[R]) ask(ctx context.Context, tags []string, reach time.Duratio
 	}
 }
 
-// run makes the next call, and leaves the one after it to a goroutine: who called must not work for others.
-func (t *together[R]) run() {
-	t.mu.Lock()
-	this := t.next
-	t.next = nil
-	t.mu.Unlock()
-	this.result, this.err = t.call(slices.Collect(maps.Keys(this.tags)), this.reach)
+// run makes the next call, and leaves the one after it to a goroutine: a caller does not work for others.
+func (c *coalescer[R]) run() {
+	c.mu.Lock()
+	this := c.next
+	c.next = nil
+	c.mu.Unlock()
+	this.result, this.err = c.call(slices.Collect(maps.Keys(this.tags)), this.reach)
 	close(this.done)
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.busy = t.next != nil; t.busy {
-		go t.run()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.running = c.next != nil; c.running {
+		go c.run()
 	}
-}
-
-// tagStripe is where L1 keeps which voiding of a tag was the last. Tags that share one are voided together, which costs
-// reading their values again.
-func (l *local[V]) tagStripe(tag string) uint16 {
-	return uint16(maphash.String(l.seed, tag) % tagStripes)
-}
-
-// voidTag makes entries void that carry the tag, as spelled, and every read of one that has begun.
-func (l *local[V]) voidTag(tag string) {
-	l.tagMu.Lock()
-	defer l.tagMu.Unlock()
-	n := l.voided.Load() + 1
-	l.tags[l.tagStripe(tag)].Store(n)
-	l.voided.Store(n) // last: who notes it sees the stripe
-}
-
-// tagVoided is the last voiding of one of e's groups.
-func (l *local[V]) tagVoided(e *entry[V]) (last uint64) {
-	if e.more != nil {
-		for _, stripe := range e.more.stripes {
-			last = max(last, l.tags[stripe].Load())
-		}
-	}
-	return last
 }

@@ -12,27 +12,14 @@ import (
 	"time"
 
 	"github.com/refill-go/refill"
+	"github.com/refill-go/refill/backend/memory"
+	"github.com/refill-go/refill/driver"
 )
 
-// tagged is a load function whose values are in the groups that the key names: "a,b:1" is in a and b.
-func (d *db) tagged(ctx context.Context, key string) (string, error) {
-	groups, _, _ := strings.Cut(key, ":")
-	refill.FillFrom(ctx).Tag(strings.Split(groups, ",")...)
-	return d.load(ctx, key)
-}
+// This file tests tags: Fill.Tag, InvalidateTag, ExpireTag, and the tag states in the store.
 
-// tagPair makes a node behind a spy and a peer, over one store.
-func tagPair(t *testing.T, d *db, cfg refill.Config) (s *spy, l, peer *refill.Loader[string]) {
-	t.Helper()
-	shared := refill.NewMemory()
-	s = newSpy(shared)
-	cfg.Shared = s
-	l = node(t, d.tagged, cfg)
-	cfg.Shared = shared
-	return s, l, node(t, d.tagged, cfg)
-}
-
-// A group is void on every node when InvalidateTag has returned, in the store; in other nodes' memory with the push.
+// When InvalidateTag returns, all values of the tag are invalid in the store. The L1 of other nodes follows with the
+// announcement.
 func TestInvalidateTag(t *testing.T) {
 	for name, localTTL := range map[string]time.Duration{"with L1": 0, "without L1": -1} {
 		t.Run(name, func(t *testing.T) {
@@ -46,10 +33,10 @@ func TestInvalidateTag(t *testing.T) {
 				}
 				time.Sleep(ms)
 				if n := d.loads.Load(); n != int64(len(keys)) {
-					t.Fatalf("%d loads of %d keys", n, len(keys))
+					t.Fatalf("got %d loads of %d keys, want one each", n, len(keys))
 				}
 				d.version.Store(1)
-				s.mute.Store(localTTL < 0) // then it must not depend on a push
+				s.mute.Store(localTTL < 0) // without L1 the result must not depend on an announcement
 				if err := peer.InvalidateTag(t.Context(), "red", "red", strings.Repeat("x", 300)); err != nil {
 					t.Fatal(err)
 				}
@@ -60,23 +47,23 @@ func TestInvalidateTag(t *testing.T) {
 					want := map[bool]string{true: " v1", false: " v0"}[i < 3 || i == 5]
 					for n, node := range []*refill.Loader[string]{l, peer} {
 						if v := get(t, node, key); v != key+want {
-							t.Errorf("node %d: %.10s… = %q, want%s", n, key, v, want)
+							t.Errorf("node %d, key %.10s…: got %q, want it to end with %q", n, key, v, want)
 						}
 					}
 				}
 				if n := d.loads.Load(); n != int64(len(keys))+4 {
-					t.Errorf("%d loads, want the first ones and one each of the four that were void", n)
+					t.Errorf("got %d loads, want %d: the first ones, and one each of the four invalid values", n, len(keys)+4)
 				}
 				if r, err := l.GetResult(t.Context(), "red,blue:3"); err != nil || fmt.Sprint(r.Tags) != "[red blue]" {
-					t.Errorf("tags %v, %v", r.Tags, err)
+					t.Errorf("got tags %v, %v, want [red blue]", r.Tags, err)
 				}
 			})
 		})
 	}
 }
 
-// A load that began before an InvalidateTag is not stored as fresh on any node, and no later Get joins it: the tags of its
-// value are not known yet, so it is its beginning that is judged.
+// A load begins before an InvalidateTag. No node stores its value as fresh, and no later Get joins its flight. The tags
+// of a value are known only after its load, so the moment at which the load began decides.
 func TestInvalidateTagDuringALoad(t *testing.T) {
 	for _, here := range []bool{true, false} {
 		t.Run(fmt.Sprint("on the same node ", here), func(t *testing.T) {
@@ -86,12 +73,12 @@ func TestInvalidateTagDuringALoad(t *testing.T) {
 				var wg sync.WaitGroup
 				wg.Go(func() {
 					if v := get(t, l, "red:1"); v != "red:1 v0" {
-						t.Errorf("who waited for the old load got %q", v)
+						t.Errorf("the caller of the old load got %q, want \"red:1 v0\"", v)
 					}
 				})
 				wg.Go(func() {
 					time.Sleep(100 * ms)
-					get(t, peer, "red:1") // may get either
+					get(t, peer, "red:1") // may get the old or the new value
 				})
 				time.Sleep(500 * ms)
 				d.version.Store(1)
@@ -106,25 +93,25 @@ func TestInvalidateTagDuringALoad(t *testing.T) {
 				for _, node := range []*refill.Loader[string]{l, peer} {
 					wg.Go(func() {
 						if v := get(t, node, "red:1"); v != "red:1 v1" {
-							t.Errorf("a Get after InvalidateTag got %q", v)
+							t.Errorf("a Get after InvalidateTag got %q, want \"red:1 v1\"", v)
 						}
 					})
 				}
 				wg.Wait()
 				for _, node := range []*refill.Loader[string]{l, peer} {
 					if v := get(t, node, "red:1"); v != "red:1 v1" {
-						t.Errorf("%q: the old load's value is served as fresh", v)
+						t.Errorf("got %q, want \"red:1 v1\": the value of the old load is served as fresh", v)
 					}
 				}
 				if n := d.loads.Load(); n != 2 {
-					t.Errorf("%d loads, want the old one and one more", n)
+					t.Errorf("got %d loads, want 2: the old one and one more", n)
 				}
 			})
 		})
 	}
 }
 
-// ExpireTag: stale is served at once, and refreshed once in the fleet.
+// After ExpireTag the stale value is served at once, and the fleet refreshes it once.
 func TestExpireTag(t *testing.T) {
 	for name, localTTL := range map[string]time.Duration{"with L1": 0, "without L1": -1} {
 		t.Run(name, func(t *testing.T) {
@@ -144,40 +131,41 @@ func TestExpireTag(t *testing.T) {
 				synctest.Wait()
 				for i, node := range both {
 					r, err := node.GetResult(t.Context(), "red:1")
-					if err != nil || r.Value != "red:1 v0" || r.Outcome != refill.EventStale {
-						t.Errorf("node %d: %+v, %v; want the stale one at once", i, r, err)
+					if err != nil || r.Value != "red:1 v0" || r.Outcome != refill.OutcomeStale {
+						t.Errorf("node %d: got %+v, %v, want \"red:1 v0\" as stale", i, r, err)
 					}
 				}
 				time.Sleep(time.Second)
 				for i, node := range both {
-					get(t, node, "red:1") // a node that was only told of the new value fetches it behind this one
+					get(t, node, "red:1") // a node that has only the announcement fetches the new value in the background
 					synctest.Wait()
 					if v := get(t, node, "red:1"); v != "red:1 v1" {
-						t.Errorf("node %d: %q, want the refreshed one", i, v)
+						t.Errorf("node %d: got %q, want \"red:1 v1\"", i, v)
 					}
 					if v := get(t, node, "blue:1"); v != "blue:1 v0" {
-						t.Errorf("node %d: %q, another group's", i, v)
+						t.Errorf("node %d: got %q, want \"blue:1 v0\": the tag blue was not expired", i, v)
 					}
 				}
 				if n := d.loads.Load(); n != 3 {
-					t.Errorf("%d loads, want 3", n)
+					t.Errorf("got %d loads, want 3", n)
 				}
 				if err := l.ExpireTag(t.Context(), "blue"); err != nil {
 					t.Fatal(err)
 				}
-				time.Sleep(2 * time.Minute) // longer than StaleFor, which counts from there
+				time.Sleep(2 * time.Minute) // longer than StaleFor, which counts from ExpireTag
 				if v := get(t, l, "blue:1"); v != "blue:1 v1" {
-					t.Errorf("%q: served longer than StaleFor after it was expired", v)
+					t.Errorf("got %q longer than StaleFor after ExpireTag, want \"blue:1 v1\"", v)
 				}
 			})
 		})
 	}
 }
 
-// Config.Tags: everything at once, also for nodes that start later, and for one that misses the push.
+// A tag of Config.Tags invalidates all values of a Loader, on nodes that start later as well. A node that misses the
+// announcement follows within LocalTTL.
 func TestEveryValueIsTagged(t *testing.T) {
-	for _, soft := range []bool{false, true} {
-		t.Run(fmt.Sprint("soft ", soft), func(t *testing.T) {
+	for _, expire := range []bool{false, true} {
+		t.Run(fmt.Sprint("ExpireTag ", expire), func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				d := &db{}
 				cfg := refill.Config{TTL: time.Hour, StaleFor: time.Hour, LocalTTL: 10 * time.Second, Tags: []string{"all"}}
@@ -191,138 +179,94 @@ func TestEveryValueIsTagged(t *testing.T) {
 				time.Sleep(ms)
 				d.version.Store(1)
 				s.mute.Store(true)
-				void := peer.InvalidateTag
-				if soft {
-					void = peer.ExpireTag
+				invalidate := peer.InvalidateTag
+				if expire {
+					invalidate = peer.ExpireTag
 				}
-				if err := void(t.Context(), "all"); err != nil {
+				if err := invalidate(t.Context(), "all"); err != nil {
 					t.Fatal(err)
 				}
 				cfg.Shared, cfg.Tags = s.Store, []string{"all"}
-				for name, n := range map[string]*refill.Loader[string]{"the one that said so": peer, "a new one": node(t, d.tagged, cfg)} {
+				for name, n := range map[string]*refill.Loader[string]{
+					"the node that invalidated": peer, "a new node": node(t, d.tagged, cfg),
+				} {
 					for _, key := range keys {
-						if soft {
-							if r, err := n.GetResult(t.Context(), key); err != nil || r.Value == key+" v0" && r.Outcome != refill.EventStale {
-								t.Errorf("%s: %+v, %v; want it stale, or new", name, r, err)
+						if expire {
+							r, err := n.GetResult(t.Context(), key)
+							if err != nil || r.Value == key+" v0" && r.Outcome != refill.OutcomeStale {
+								t.Errorf("%s: got %+v, %v, want the old value as stale, or the new value", name, r, err)
 							}
 							synctest.Wait()
 						}
 						if v := get(t, n, key); v != key+" v1" {
-							t.Errorf("%s serves %q", name, v)
+							t.Errorf("%s serves %q, want %q", name, v, key+" v1")
 						}
 					}
 				}
-				time.Sleep(10 * time.Second) // it missed the push: LocalTTL bounds that
+				time.Sleep(10 * time.Second) // LocalTTL bounds the lost announcement
 				for _, key := range keys {
 					get(t, l, key)
 					synctest.Wait()
 					if v := get(t, l, key); v != key+" v1" {
-						t.Errorf("the one that missed the push serves %q", v)
+						t.Errorf("the node that missed the announcement serves %q, want %q", v, key+" v1")
 					}
 				}
 				if n := d.loads.Load(); n != 6 {
-					t.Errorf("%d loads, want each key twice", n)
+					t.Errorf("got %d loads, want 6: two of each key", n)
 				}
 				if r, _ := l.Peek(t.Context(), "red:1"); fmt.Sprint(r.Tags) != "[all red]" {
-					t.Errorf("tags %v", r.Tags)
+					t.Errorf("got tags %v, want [all red]", r.Tags)
 				}
 			})
 		})
 	}
 }
 
-// The mark of a tag is lost: nobody knows what its values have missed, so they are void, and the next ones are not.
-func TestLostMark(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		d := &db{}
-		s, l, _ := tagPair(t, d, refill.Config{TTL: time.Hour, LocalTTL: -1})
-		get(t, l, "red:1")
-		s.forgetTags.Store(true)
-		d.version.Store(1)
-		if v := get(t, l, "red:1"); v != "red:1 v1" {
-			t.Errorf("%q, although nobody knows whether it is void", v)
-		}
-		s.forgetTags.Store(false)
-		get(t, l, "red:1")
-		if v := get(t, l, "red:1"); v != "red:1 v1" || d.loads.Load() != 2 {
-			t.Errorf("%q after %d loads", v, d.loads.Load())
-		}
-	})
+// Tags of any length and any bytes invalidate their values.
+func TestTagsOfAnyBytes(t *testing.T) {
+	for name, localTTL := range map[string]time.Duration{"with L1": 0, "without L1": -1} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				d := &db{}
+				_, l, peer := tagPair(t, d, refill.Config{TTL: time.Hour, LocalTTL: localTTL})
+				for i, tag := range []string{"#", "a\nb", strings.Repeat("x", 600), "ключ"} {
+					key := "plain," + tag + ":1"
+					d.version.Store(0)
+					get(t, l, key)
+					get(t, peer, key)
+					time.Sleep(ms)
+					d.version.Store(1)
+					if err := peer.InvalidateTag(t.Context(), tag); err != nil {
+						t.Fatal(err)
+					}
+					synctest.Wait()
+					for n, node := range []*refill.Loader[string]{l, peer} {
+						if v := get(t, node, key); v != key+" v1" {
+							t.Errorf("tag %d: node %d serves %.30q, want it to end with \" v1\"", i, n, v)
+						}
+					}
+				}
+			})
+		})
+	}
 }
 
-// A group of any size costs one call, and its values one more each when they are read from the store.
-func TestTagsCostOneCall(t *testing.T) {
+// A value can have 64 different tags. A tag that is set again does not count.
+func TestMostTags(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		d := &db{}
-		s, l, peer := tagPair(t, d, refill.Config{TTL: time.Hour})
-		for i := range 1000 {
-			get(t, peer, fmt.Sprint("red:", i))
-		}
-		get(t, l, "red:0")
-		before := s.calls.Load()
-		get(t, l, "red:1")
-		if n := s.calls.Load() - before; n != 2 {
-			t.Errorf("%d calls to read a tagged value, want 2", n)
-		}
-		before = s.calls.Load()
-		if got, err := l.GetMany(t.Context(), []string{"red:2", "red:3", "red:4"}); err != nil || len(got) != 3 {
-			t.Errorf("%v, %v", got, err)
-		}
-		if n := s.calls.Load() - before; n != 2 {
-			t.Errorf("%d calls to read three of them, want 2", n)
-		}
-		before = s.calls.Load()
-		for range 5 {
-			get(t, l, "red:1")
-		}
-		if n := s.calls.Load() - before; n != 0 {
-			t.Errorf("%d calls for hits", n)
-		}
-		if err := l.InvalidateTag(t.Context(), "red"); err != nil {
-			t.Fatal(err)
-		}
-		if n := s.calls.Load() - before; n != 1 {
-			t.Errorf("%d calls to invalidate a thousand values, want 1", n)
-		}
-		synctest.Wait() // the peer has heard of it
-		loads := d.loads.Load()
-		for i := range 1000 {
-			get(t, peer, fmt.Sprint("red:", i))
-		}
-		if n := d.loads.Load() - loads; n != 1000 {
-			t.Errorf("%d loads after it, want all", n)
-		}
-	})
-}
-
-// The store does not take it: what this node holds is gone, and it is tried again.
-func TestInvalidateTagWithoutTheStore(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		d := &db{}
-		s, l, peer := tagPair(t, d, refill.Config{TTL: time.Hour})
-		get(t, l, "red:1")
-		get(t, peer, "red:1")
-		time.Sleep(ms)
-		s.cut(true)
-		d.version.Store(1)
-		if err := l.InvalidateTag(t.Context(), "red"); !errors.Is(err, errDown) {
-			t.Errorf("%v, want the store's error", err)
-		}
-		if v := get(t, l, "red:1"); v != "red:1 v1" {
-			t.Errorf("this node serves %q", v)
-		}
-		time.Sleep(time.Second)
-		s.cut(false)
-		time.Sleep(time.Second)
-		for i, n := range []*refill.Loader[string]{l, peer} {
-			if v := get(t, n, "red:1"); v != "red:1 v1" {
-				t.Errorf("node %d serves %q after the store has come back", i, v)
+		l := node(t, func(ctx context.Context, _ string) (string, error) {
+			for i := range 64 {
+				refill.FillFrom(ctx).Tag(fmt.Sprint(i), "0")
 			}
+			return "v", nil
+		}, refill.Config{TTL: time.Minute})
+		if r, err := l.GetResult(t.Context(), "k"); err != nil || len(r.Tags) != 64 {
+			t.Errorf("got %d tags, %v, want 64", len(r.Tags), err)
 		}
 	})
 }
 
-// Tags that cannot be: the value goes to its caller with an error that names them, and is not stored.
+// A value with invalid tags goes to its caller with an error about them, and is not stored.
 func TestBadTags(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var loads atomic.Int64
@@ -344,26 +288,414 @@ func TestBadTags(t *testing.T) {
 		for _, key := range []string{"empty", "many", "long"} {
 			v, err := l.Get(t.Context(), key)
 			if v != "v" || !errors.Is(err, refill.ErrInvalid) || !strings.Contains(err.Error(), "tag") {
-				t.Errorf("%s: %q, %v", key, v, err)
+				t.Errorf("%s: got %q, %v, want \"v\" and ErrInvalid about the tag", key, v, err)
 			}
 		}
 		for name, err := range map[string]error{
 			"InvalidateTag": l.InvalidateTag(t.Context(), "a", ""), "ExpireTag": l.ExpireTag(t.Context(), ""),
 		} {
 			if !errors.Is(err, refill.ErrInvalid) {
-				t.Errorf("%s of an empty tag: %v", name, err)
+				t.Errorf("%s of an empty tag: got %v, want ErrInvalid", name, err)
 			}
 		}
 		if err := l.InvalidateTag(t.Context()); err != nil {
-			t.Errorf("no tags: %v", err)
+			t.Errorf("InvalidateTag without tags: got %v, want no error", err)
 		}
 		_ = l.Close()
 		for name, err := range map[string]error{
 			"InvalidateTag": l.InvalidateTag(t.Context(), "a"), "ExpireTag": l.ExpireTag(t.Context(), "a"),
 		} {
 			if !errors.Is(err, refill.ErrClosed) {
-				t.Errorf("%s after Close: %v", name, err)
+				t.Errorf("%s after Close: got %v, want ErrClosed", name, err)
 			}
+		}
+	})
+}
+
+// InvalidateTag costs one call of the store, however many values the tag has. A read of tagged values costs one call
+// more than a read of other values.
+func TestTagsCostOneCall(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{}
+		s, l, peer := tagPair(t, d, refill.Config{TTL: time.Hour})
+		for i := range 1000 {
+			get(t, peer, fmt.Sprint("red:", i))
+		}
+		get(t, l, "red:0")
+		before := s.calls.Load()
+		get(t, l, "red:1")
+		if n := s.calls.Load() - before; n != 2 {
+			t.Errorf("got %d calls to read a tagged value, want 2", n)
+		}
+		before = s.calls.Load()
+		if got, err := l.GetMany(t.Context(), []string{"red:2", "red:3", "red:4"}); err != nil || len(got) != 3 {
+			t.Errorf("GetMany: got %v, %v, want 3 values", got, err)
+		}
+		if n := s.calls.Load() - before; n != 2 {
+			t.Errorf("got %d calls to read three tagged values, want 2", n)
+		}
+		before = s.calls.Load()
+		for range 5 {
+			get(t, l, "red:1")
+		}
+		if n := s.calls.Load() - before; n != 0 {
+			t.Errorf("got %d calls for hits, want 0", n)
+		}
+		if err := l.InvalidateTag(t.Context(), "red"); err != nil {
+			t.Fatal(err)
+		}
+		if n := s.calls.Load() - before; n != 1 {
+			t.Errorf("got %d calls to invalidate a thousand values, want 1", n)
+		}
+		synctest.Wait() // for the announcement to the peer
+		loads := d.loads.Load()
+		for i := range 1000 {
+			get(t, peer, fmt.Sprint("red:", i))
+		}
+		if n := d.loads.Load() - loads; n != 1000 {
+			t.Errorf("got %d loads after InvalidateTag, want 1000", n)
+		}
+	})
+}
+
+// A bulk load has one tag per key, and the store is slow. All tags are ensured together. One after the other, the last
+// ones would be ensured too late for their values.
+func TestManyTagsAreEnsuredAtOnce(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		shared := memory.New()
+		s := newSpy(shared)
+		s.ensureTook = 2 * ms // a common round trip to another zone
+		var loads atomic.Int64
+		load := func(ctx context.Context, keys []string) (map[string]string, error) {
+			loads.Add(1)
+			got := map[string]string{}
+			for _, key := range keys {
+				refill.FillFrom(ctx).For(key).Tag("user:" + key)
+				got[key] = "row " + key
+			}
+			return got, nil
+		}
+		cfg := refill.Config{TTL: time.Hour, Shared: s}
+		l, err := refill.NewBulk("thing", load, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		began := time.Now()
+		all(t, l, names(0, 256))
+		t.Logf("GetMany took %v", time.Since(began))
+		cfg.Shared = shared
+		peer, err := refill.NewBulk("thing", load, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer peer.Close()
+		all(t, peer, names(0, 256))
+		if n := loads.Load(); n != 1 {
+			t.Errorf("got %d loads, want 1", n)
+		}
+	})
+}
+
+// A value whose tags could not be ensured is loaded again. Tags that were ensured a moment ago cost no further call.
+func TestEnsureTagsThatFails(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{}
+		s := newSpy(memory.New())
+		l := node(t, d.tagged, refill.Config{TTL: time.Hour, Shared: s, LocalTTL: -1})
+		s.ensureFails.Store(true)
+		get(t, l, "red:1")
+		s.ensureFails.Store(false)
+		get(t, l, "red:1") // loads: the tag has no state, so the value is invalid
+		before := d.loads.Load()
+		get(t, l, "red:1")
+		if n := d.loads.Load() - before; n != 0 {
+			t.Errorf("got %d loads after the tag was ensured, want 0", n)
+		}
+		ensured := s.ensures.Load()
+		get(t, l, "red:2")
+		get(t, l, "red:3")
+		if n := s.ensures.Load() - ensured; n != 0 {
+			t.Errorf("got %d more calls for a tag that was ensured a moment ago, want 0", n)
+		}
+	})
+}
+
+// A new tag does not invalidate its value, however long the load of the value took.
+func TestSlowLoadOfANewTag(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{took: 9 * time.Second}
+		_, l, peer := tagPair(t, d, refill.Config{TTL: time.Hour})
+		get(t, l, "red:1")
+		get(t, peer, "red:1")
+		if n := d.loads.Load(); n != 1 {
+			t.Errorf("got %d loads of a value with a new tag, want 1", n)
+		}
+	})
+}
+
+// A value is invalid if its load began at the very moment of InvalidateTag, because the order of the two is unknown.
+func TestTagAtTheMomentOfALoad(t *testing.T) {
+	for name, localTTL := range map[string]time.Duration{"with L1": 0, "without L1": -1} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				d := &db{}
+				_, l, peer := tagPair(t, d, refill.Config{TTL: time.Hour, LocalTTL: localTTL})
+				get(t, l, "red:1")
+				d.version.Store(1)
+				if err := l.InvalidateTag(t.Context(), "red"); err != nil {
+					t.Fatal(err)
+				}
+				for i, n := range []*refill.Loader[string]{l, peer} {
+					if v := get(t, n, "red:1"); v != "red:1 v1" {
+						t.Errorf("node %d serves %q, want \"red:1 v1\"", i, v)
+					}
+				}
+			})
+		})
+	}
+}
+
+// The announcement of an InvalidateTag arrives after a later InvalidateTag. The later moment stays in force.
+func TestLateAnnouncementOfATag(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{}
+		s, l, peer := tagPair(t, d, refill.Config{TTL: time.Hour})
+		get(t, l, "red:1")
+		time.Sleep(ms)
+		s.holdAnnouncements(true)
+		if err := peer.InvalidateTag(t.Context(), "red"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(ms)
+		get(t, l, "red:2")
+		time.Sleep(ms)
+		d.version.Store(1)
+		if err := l.InvalidateTag(t.Context(), "red"); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		s.loseLastHeld() // the announcement of l's own InvalidateTag
+		s.holdAnnouncements(false)
+		if v := get(t, l, "red:2"); v != "red:2 v1" {
+			t.Errorf("got %q, want \"red:2 v1\": the late announcement made the old value valid again", v)
+		}
+	})
+}
+
+// An InvalidateTag of another tag does not detach the callers of a flight.
+func TestInvalidateOfOtherTagsKeepsTheFlight(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var now, most atomic.Int64
+		s := newSpy(memory.New())
+		l := node(t, func(ctx context.Context, key string) (string, error) {
+			most.Store(max(most.Load(), now.Add(1)))
+			defer now.Add(-1)
+			refill.FillFrom(ctx).NoStore()
+			time.Sleep(time.Second)
+			return "v", nil
+		}, refill.Config{TTL: time.Hour, Shared: s})
+		get(t, l, "k")
+		var wg sync.WaitGroup
+		for range 20 {
+			wg.Go(func() { get(t, l, "k") })
+			time.Sleep(10 * ms)
+			s.announce(driver.Announcement{Kind: driver.TagInvalidated, Key: "thing:other", At: time.Now()})
+		}
+		wg.Wait()
+		if most.Load() > 1 {
+			t.Errorf("got %d loads of one key at once in one process, want 1", most.Load())
+		}
+	})
+}
+
+// tagHook calls before in front of each InvalidateTags. An error of before replaces the call of the store.
+type tagHook struct {
+	*spy
+	before func() error
+}
+
+func (h *tagHook) InvalidateTags(ctx context.Context, by string, keep time.Duration, tags ...string) error {
+	if h.before != nil {
+		if err := h.before(); err != nil {
+			return err
+		}
+	}
+	return h.spy.InvalidateTags(ctx, by, keep, tags...)
+}
+
+// A Get runs during an InvalidateTag. It leaves no old value in L1, even if the announcement is lost.
+func TestGetDuringAnInvalidateTag(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{}
+		s := &tagHook{spy: newSpy(memory.New())}
+		l := node(t, d.tagged, refill.Config{TTL: time.Hour, Shared: s})
+		get(t, l, "red:1")
+		time.Sleep(ms)
+		s.mute.Store(true)
+		s.before = func() error {
+			get(t, l, "red:1")
+			return nil
+		}
+		d.version.Store(1)
+		if err := l.InvalidateTag(t.Context(), "red"); err != nil {
+			t.Fatal(err)
+		}
+		if v := get(t, l, "red:1"); v != "red:1 v1" {
+			t.Errorf("got %q after InvalidateTag, want \"red:1 v1\"", v)
+		}
+	})
+}
+
+// An InvalidateTag succeeds only on a retry. It also invalidates what L1 has read since the first try, even if the
+// announcement is lost.
+func TestInvalidateTagThatIsRetried(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{}
+		var fails atomic.Bool
+		fails.Store(true)
+		s := &tagHook{spy: newSpy(memory.New()), before: func() error {
+			if fails.Load() {
+				return errDown
+			}
+			return nil
+		}}
+		l := node(t, d.tagged, refill.Config{TTL: time.Hour, Shared: s})
+		get(t, l, "red:1")
+		time.Sleep(ms)
+		s.mute.Store(true)
+		d.version.Store(1)
+		if err := l.InvalidateTag(t.Context(), "red"); !errors.Is(err, errDown) {
+			t.Fatalf("InvalidateTag: got %v, want the error of the store", err)
+		}
+		time.Sleep(3 * time.Second)
+		get(t, l, "red:1") // the store has not executed it: L1 reads the old value
+		fails.Store(false)
+		time.Sleep(time.Second)
+		if v := get(t, l, "red:1"); v != "red:1 v1" {
+			t.Errorf("got %q after the retry, want \"red:1 v1\"", v)
+		}
+	})
+}
+
+// InvalidateTag does not reach the store. The values of this node are gone at once, and the call is retried.
+func TestInvalidateTagWithoutTheStore(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{}
+		s, l, peer := tagPair(t, d, refill.Config{TTL: time.Hour})
+		get(t, l, "red:1")
+		get(t, peer, "red:1")
+		time.Sleep(ms)
+		s.cut(true)
+		d.version.Store(1)
+		if err := l.InvalidateTag(t.Context(), "red"); !errors.Is(err, errDown) {
+			t.Errorf("InvalidateTag: got %v, want the error of the store", err)
+		}
+		if v := get(t, l, "red:1"); v != "red:1 v1" {
+			t.Errorf("this node serves %q, want \"red:1 v1\"", v)
+		}
+		time.Sleep(time.Second)
+		s.cut(false)
+		time.Sleep(time.Second)
+		for i, n := range []*refill.Loader[string]{l, peer} {
+			if v := get(t, n, "red:1"); v != "red:1 v1" {
+				t.Errorf("node %d serves %q after the store came back, want \"red:1 v1\"", i, v)
+			}
+		}
+	})
+}
+
+// A tag state is lost. Its values may have missed an invalidation, so they are invalid. Later values are valid.
+func TestLostTagState(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{}
+		s, l, _ := tagPair(t, d, refill.Config{TTL: time.Hour, LocalTTL: -1})
+		get(t, l, "red:1")
+		s.forgetTags.Store(true)
+		d.version.Store(1)
+		if v := get(t, l, "red:1"); v != "red:1 v1" {
+			t.Errorf("got %q, want \"red:1 v1\": a value without its tag state is invalid", v)
+		}
+		s.forgetTags.Store(false)
+		get(t, l, "red:1")
+		if v := get(t, l, "red:1"); v != "red:1 v1" || d.loads.Load() != 2 {
+			t.Errorf("got %q after %d loads, want \"red:1 v1\" after 2 loads", v, d.loads.Load())
+		}
+	})
+}
+
+// A lost tag state makes no invalid value valid again.
+//
+//  1. A value is loaded and then invalidated by its tag.
+//  2. The tag state is lost.
+//  3. Another value with the tag is loaded, which creates the tag state again.
+//  4. The first value must stay invalid.
+func TestLostTagStateRevivesNothing(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{}
+		var lost atomic.Bool
+		s := newSpy(memory.New())
+		s.renameTag = func(tag string) string {
+			if lost.Load() && strings.HasSuffix(tag, ":red") {
+				return tag + "2"
+			}
+			return tag
+		}
+		cfg := refill.Config{TTL: time.Hour, LocalTTL: -1, Shared: s}
+		l := node(t, d.tagged, cfg)
+		get(t, l, "red:1")
+		time.Sleep(time.Second)
+		d.version.Store(1)
+		if err := l.InvalidateTag(t.Context(), "red"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		lost.Store(true)                // evicted, or its shard was restarted
+		other := node(t, d.tagged, cfg) // a process that has not ensured the tag in the last 10 s
+		get(t, other, "red:2")          // ensures the tag again
+		if v := get(t, other, "red:1"); v != "red:1 v1" {
+			t.Errorf("got %q, want \"red:1 v1\": the invalid value is valid again", v)
+		}
+	})
+}
+
+// futureTagState is a store with a tag state in the future, because its clock was set back.
+type futureTagState struct {
+	*spy
+	replaced atomic.Bool // InvalidateTags has replaced the tag state
+}
+
+func (s *futureTagState) Tags(ctx context.Context, tags ...string) ([]driver.TagState, error) {
+	states, err := s.spy.Tags(ctx, tags...)
+	for i, tag := range tags {
+		if err == nil && strings.HasSuffix(tag, "red") && !s.replaced.Load() {
+			states[i] = driver.TagState{Known: true, Invalidated: time.Now().Add(time.Hour)}
+		}
+	}
+	return states, err
+}
+
+func (s *futureTagState) InvalidateTags(ctx context.Context, by string, keep time.Duration, tags ...string) error {
+	s.replaced.Store(true)
+	return s.spy.InvalidateTags(ctx, by, keep, tags...)
+}
+
+// A tag state in the future would invalidate its values until then. So the Loader replaces it.
+func TestTagStateFromTheFuture(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{}
+		s := &futureTagState{spy: newSpy(memory.New())}
+		l := node(t, d.tagged, refill.Config{TTL: time.Hour, Shared: s, LocalTTL: -1})
+		get(t, l, "red:1")
+		get(t, l, "red:1") // finds the tag state
+		time.Sleep(2 * time.Second)
+		get(t, l, "red:1")
+		before := d.loads.Load()
+		for range 5 {
+			get(t, l, "red:1")
+		}
+		if n := d.loads.Load() - before; n != 0 {
+			t.Errorf("got %d loads after the tag state was replaced, want 0", n)
 		}
 	})
 }

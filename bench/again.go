@@ -11,12 +11,12 @@ import (
 
 const againKeys = 2_000
 
-// again counts what a Get costs that begins right after the load of its key has been answered in the same process.
+// again counts what a second Get costs that begins right after the first one has loaded its key, in the same process.
 func again(ctx context.Context, b *bench) error {
 	t := &Table{
 		Name: "again",
-		Title: fmt.Sprintf("A second Get, right after the first one of its key has returned what it loaded, for %d new keys: how many "+
-			"loads and commands there are beyond those of as many keys that are asked for once.", againKeys),
+		Title: fmt.Sprintf("A second Get, right after the first one of its key has returned what it loaded, for %d new "+
+			"keys: how many loads and commands there are beyond those of as many keys that are asked for once.", againKeys),
 		Columns: []Column{{Name: "loads"}, {Name: "commands"}},
 	}
 	redis := realtest.StartRedis(b.stage)
@@ -42,8 +42,8 @@ func again(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// secondGets compares one half of the keys, asked for once, with the other, asked for twice. The first key is asked for before:
-// the first command of a connection, and of a script, is not like the others.
+// secondGets compares one half of the keys, asked for once, with the other half, asked for twice. It asks for another
+// key first, because the first command of a connection, and of a script, is not like the others.
 func (r *rig) secondGets(ctx context.Context, keys []string) (loads, commands int64, err error) {
 	if err := r.each(ctx, []string{"the first"}, 1); err != nil {
 		return 0, 0, err

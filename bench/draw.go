@@ -12,10 +12,10 @@ import (
 	"strings"
 )
 
-// This file makes pictures of a report: SVG on a white ground, so that they can be read on a dark page, too. The same report
-// gives the same bytes.
+// This file draws pictures of a report: SVG on a white ground, so that they can also be read on a dark page. The same
+// report gives the same bytes.
 
-// drawAll writes those that the report has figures for into dir; "" = nowhere.
+// drawAll writes the pictures for which the report has figures into dir. An empty dir means none.
 func drawAll(dir string, r *Report) error {
 	if dir == "" {
 		return nil
@@ -57,7 +57,8 @@ func queryCharts(r *Report) (charts []chart) {
 		}
 		most, long = max(most, slices.Max(s.Y)), s.X[len(s.X)-1]+tenth.Seconds()
 		charts = append(charts, chart{
-			title: show.title, height: 120, y: "queries/s", curves: []curve{{show.title, colours[len(charts)%len(colours)], s.X, s.Y}}, bars: true,
+			title: show.title, height: 120, y: "queries/s", bars: true,
+			curves: []curve{{show.title, colours[len(charts)%len(colours)], s.X, s.Y}},
 		})
 	}
 	for i := range charts {
@@ -130,7 +131,7 @@ func commandChart(r *Report) []chart {
 	return []chart{c}
 }
 
-// colours can be told apart by all eyes (Okabe and Ito).
+// colours differ for all kinds of colour vision (Okabe and Ito).
 var colours = []string{"#d55e00", "#e69f00", "#0072b2", "#009e73", "#cc79a7", "#000000"}
 
 // chart is a picture, or one of several below each other.
@@ -147,7 +148,7 @@ type curve struct {
 	x, y          []float64
 }
 
-// axis goes from lo to hi, of logarithms if log.
+// axis goes from lo to hi. If log is set, these are logarithms.
 type axis struct {
 	lo, hi float64
 	log    bool
@@ -159,7 +160,7 @@ type tick struct {
 	label string
 }
 
-// decades is a logarithmic axis that has room for the largest value.
+// decades is a logarithmic axis with room for the largest value.
 func decades(lo, largest float64) axis {
 	a := axis{lo: math.Log10(lo), hi: math.Ceil(math.Log10(largest) + 1e-9), log: true}
 	for d := a.lo; d <= a.hi+1e-9; d++ {
@@ -178,7 +179,7 @@ func steps(lo, hi, step float64) axis {
 	return a
 }
 
-// at is the place of a value, 0 to 1.
+// at is the position of a value, 0 to 1.
 func (a axis) at(v float64) float64 {
 	if a.log {
 		v = math.Log10(max(v, 1e-12))
@@ -186,7 +187,7 @@ func (a axis) at(v float64) float64 {
 	return min(1, max(0, (v-a.lo)/(a.hi-a.lo)))
 }
 
-// of is the place of a tick.
+// of is the position of a tick.
 func (a axis) of(t tick) float64 { return (t.at - a.lo) / (a.hi - a.lo) }
 
 const (
@@ -215,7 +216,8 @@ func draw(charts []chart) string {
 	}
 	s := new(svg)
 	fmt.Fprintf(s, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" width=\"%.0f\" height=\"%.0f\" "+
-		"font-family=\"sans-serif\" font-size=\"12\" fill=\"#222\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"#fff\"/>\n", width, total, width, total)
+		"font-family=\"sans-serif\" font-size=\"12\" fill=\"#222\">\n"+
+		"<rect width=\"100%%\" height=\"100%%\" fill=\"#fff\"/>\n", width, total, width, total)
 	top := 0.0
 	for _, c := range charts {
 		s.chart(c, top+above)
@@ -225,7 +227,7 @@ func draw(charts []chart) string {
 	return s.String()
 }
 
-// chart draws one whose plot begins at top.
+// chart draws a chart whose plot begins at top.
 func (s *svg) chart(c chart, top float64) {
 	bottom := top + c.height
 	s.text(left, top-12, `font-size="14" font-weight="bold"`, c.title)
@@ -241,7 +243,8 @@ func (s *svg) chart(c chart, top float64) {
 	}
 	s.line(left, bottom, width-right, bottom, `stroke="#222"`)
 	s.text(left+plotWidth/2, bottom+36, `text-anchor="middle"`, c.x)
-	fmt.Fprintf(s, "<text transform=\"translate(16 %.1f) rotate(-90)\" text-anchor=\"middle\">%s</text>\n", top+c.height/2, html.EscapeString(c.y))
+	fmt.Fprintf(s, "<text transform=\"translate(16 %.1f) rotate(-90)\" text-anchor=\"middle\">%s</text>\n",
+		top+c.height/2, html.EscapeString(c.y))
 	for i, line := range c.curves {
 		s.curve(c, line, bottom)
 		if c.legend {
@@ -260,10 +263,12 @@ func (s *svg) curve(c chart, line curve, bottom float64) {
 		points = append(points, fmt.Sprintf("%.1f,%.1f", px, bottom-height))
 		if c.bars && line.y[i] > 0 {
 			wide := plotWidth / float64(len(line.x))
-			fmt.Fprintf(s, "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" fill=%q/>\n", px, bottom-height, cmp.Or(wide, 1), height, line.colour)
+			fmt.Fprintf(s, "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" fill=%q/>\n",
+				px, bottom-height, cmp.Or(wide, 1), height, line.colour)
 		}
 	}
 	if !c.bars {
-		fmt.Fprintf(s, "<polyline points=\"%s\" fill=\"none\" stroke=%q stroke-width=\"2\"/>\n", strings.Join(points, " "), line.colour)
+		fmt.Fprintf(s, "<polyline points=\"%s\" fill=\"none\" stroke=%q stroke-width=\"2\"/>\n",
+			strings.Join(points, " "), line.colour)
 	}
 }

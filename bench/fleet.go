@@ -22,7 +22,7 @@ import (
 
 // outcome is what a fleet has seen in all.
 type outcome struct {
-	result // sums; of Oldest, Longest and RSS the largest; of First the earliest
+	result // sums; but the largest Oldest, Longest and RSS, and the earliest First
 
 	warm, cold *hdrhistogram.Histogram
 	start      int64 // µs since 1970
@@ -30,16 +30,17 @@ type outcome struct {
 	killed     int64 // when the first process that loaded was killed, µs since 1970
 }
 
-// fleet runs a job in processes of their own, over a Redis that is empty, or over servers given.
+// fleet runs a job in processes of their own, over an empty Redis or over the given servers.
 type fleet struct {
 	*stage
 	job
 	processes int
 	servers   []*realtest.Redis
-	killAfter time.Duration // kill -9 the first process that loads, so long after its load began; 0 = not
+	killAfter time.Duration // kill -9 the first process that loads, this long after its load began; 0 = do not
 }
 
-// run starts the processes, lets them begin together and sums them up. All it started has ended when it returns.
+// run starts the processes, lets them begin together and sums up their results. When it returns, all that it started
+// has ended.
 func (b *bench) run(ctx context.Context, f fleet) outcome {
 	f.stage, f.Profiles = b.sub(), b.profiles
 	defer f.close()
@@ -75,7 +76,7 @@ func (b *bench) run(ctx context.Context, f fleet) outcome {
 	return o
 }
 
-// begin waits until all processes are ready, and tells them when to begin.
+// begin waits until all processes are ready, and sends them the moment when they begin.
 func (f fleet) begin(ctx context.Context, l net.Listener, servers serverWatch) (before serverStats, start int64) {
 	_ = l.(*net.TCPListener).SetDeadline(time.Now().Add(30 * time.Second))
 	conns := make([]net.Conn, f.processes)
@@ -90,28 +91,28 @@ func (f fleet) begin(ctx context.Context, l net.Listener, servers serverWatch) (
 	start = time.Now().Add(200 * time.Millisecond).UnixMicro()
 	for _, c := range conns {
 		if _, err := c.Write(binary.BigEndian.AppendUint64(nil, uint64(start))); err != nil {
-			f.Fatalf("%s: a process is gone before it began: %v", f.Peer, err)
+			f.Fatalf("%s: a process ended before it began: %v", f.Peer, err)
 		}
 	}
 	return before, start
 }
 
-// collect hears what the processes say, to the last result.
+// collect reads the messages of the processes, up to the last result.
 func (f fleet) collect(nodes []*realtest.Proc) outcome {
 	type line struct {
 		process int
-		said
+		message
 	}
 	lines := make(chan line)
 	for i, n := range nodes {
 		go func() {
-			for s := (said{}); n.NextWithin(&s, f.For+time.Minute); s = (said{}) {
-				lines <- line{i, s}
-				if s.Result != nil {
+			for m := (message{}); n.NextWithin(&m, f.For+time.Minute); m = (message{}) {
+				lines <- line{i, m}
+				if m.Result != nil {
 					return
 				}
 			}
-			lines <- line{process: i, said: said{Result: &result{Failed: 1, Error: "a process is gone"}}}
+			lines <- line{process: i, message: message{Result: &result{Failed: 1, Error: "a process is gone"}}}
 		}()
 	}
 	o := outcome{warm: newHistogram(), cold: newHistogram()}
@@ -164,7 +165,7 @@ func (o *outcome) add(f fleet, r *result) {
 	}
 }
 
-// mostAtOnce is the highest number of spans that overlap. One that begins where another ends does not overlap it.
+// mostAtOnce is the highest number of spans that overlap. A span that begins where another ends does not overlap it.
 func mostAtOnce(spans []span) (most int) {
 	type edge struct {
 		at   int64
@@ -185,9 +186,10 @@ func mostAtOnce(spans []span) (most int) {
 
 // serverStats is what the servers of a fleet did.
 //
-// Redis (7.0) counts a command that a script calls like one that a client sent, in commandstats and in
-// total_commands_processed alike, so Commands has both; it has not those that only set up a connection. Reads is how often
-// a server read from a socket, which is once per command or pipeline: the trips, with those of setting up.
+// Redis (7.0) counts a command that a script calls like one that a client sent, in both commandstats and
+// total_commands_processed, so Commands has both. It lacks the commands that only set up a connection. Reads is how
+// often a server read from a socket, which is once per command or pipeline: the trips, including those that set up
+// connections.
 type serverStats struct {
 	Commands, Reads, Connections, Moved int64
 	In, Out                             int64 // bytes
@@ -201,10 +203,10 @@ func (s serverStats) less(o serverStats) serverStats {
 	s.In -= o.In
 	s.Out -= o.Out
 	s.CPU -= o.CPU
-	return s // Connections are those of now
+	return s // Connections is the current number
 }
 
-// serverWatch asks the servers of a fleet, with a client each.
+// serverWatch reads the statistics of the servers of a fleet, with one client each.
 type serverWatch []*redis.Client
 
 func newServerWatch(f fleet) (w serverWatch) {
@@ -216,10 +218,10 @@ func newServerWatch(f fleet) (w serverWatch) {
 	return w
 }
 
-// setsUp are the commands by which clients set up a connection, and what stats asks.
+// setsUp matches the commands by which clients set up a connection, and the command that stats sends.
 var setsUp = regexp.MustCompile(`^cmdstat_(info|hello|auth|select|command|client\||cluster\||readonly)`)
 
-// stats leaves out what it asks itself.
+// stats leaves out its own commands.
 func (w serverWatch) stats(ctx context.Context, f fleet) (sum serverStats) {
 	for _, rdb := range w {
 		text, err := rdb.Info(ctx, "everything").Result()
@@ -242,7 +244,7 @@ func (w serverWatch) stats(ctx context.Context, f fleet) (sum serverStats) {
 	return sum
 }
 
-// infoFigures reads lines of "name:figure" and "name:calls=figure,…".
+// infoFigures parses lines of "name:figure" and "name:calls=figure,…".
 func infoFigures(text string) map[string]float64 {
 	figures := map[string]float64{}
 	for lines := bufio.NewScanner(strings.NewReader(text)); lines.Scan(); {
@@ -256,7 +258,7 @@ func infoFigures(text string) map[string]float64 {
 	return figures
 }
 
-// ms is a quantile of a histogram of ns, NaN of nothing.
+// ms is a quantile of a histogram of ns, in ms; NaN if the histogram is empty.
 func ms(h *hdrhistogram.Histogram, percent float64) float64 {
 	if h.TotalCount() == 0 {
 		return math.NaN()
@@ -264,13 +266,14 @@ func ms(h *hdrhistogram.Histogram, percent float64) float64 {
 	return float64(h.ValueAtPercentile(percent)) / 1e6
 }
 
-// life is how long one value is good for at most, if each is replaced as soon as it can be.
+// life is how long one value is valid at most, if each is replaced as soon as possible.
 func (j job) life() time.Duration { return cmp.Or(j.Invalidate, max(j.TTL, j.Load)) }
 
-// expiries is how many values of one key a run has room for, the first one, on an empty store, among them.
+// expiries is how many values of one key a run has room for. It includes the first one, which is loaded into an empty
+// store.
 func (j job) expiries() float64 { return math.Ceil(float64(j.For) / float64(j.life())) }
 
-// midLife sets a length of about this that ends in the middle of a life: one value more or less is then no accident.
+// midLife sets a length of about this that ends in the middle of a life. So one value more or less is no accident.
 func (j job) midLife(about time.Duration) job {
 	lives := max(1, (about+j.life()/2)/j.life())
 	j.For = lives*j.life() - j.life()/2

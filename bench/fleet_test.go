@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { realtest.Main(m) }
 
-// The way of each suite from a job to a table, with two small processes. How fast anything was is not judged.
+// Each suite runs from a job to a table, with two small processes. Speed is not checked.
 func TestSuites(t *testing.T) {
 	realtest.StartRedis(t) // skips the test where there is none
 	for name, run := range map[string]func(context.Context, *bench) error{
@@ -52,19 +52,20 @@ func TestSuites(t *testing.T) {
 				}
 			}
 			if name == "killed" && table.Median("refill", "loads") != 1 {
-				t.Error("nobody took over")
+				t.Error("no process took over")
 			}
 			path := filepath.Join(t.TempDir(), "report.json")
 			if err := writeJSON(path, &b.report); err != nil {
 				t.Fatal(err)
 			}
-			if r, err := readJSON(path); err != nil || len(r.Tables[0].Rows) != len(table.Rows) || len(r.Tables[0].Series) != len(table.Series) {
+			if r, err := readJSON(path); err != nil || len(r.Tables[0].Rows) != len(table.Rows) ||
+				len(r.Tables[0].Series) != len(table.Series) {
 				t.Errorf("%v, %+v", err, r)
 			}
 			ended, cancel := context.WithCancel(t.Context())
 			cancel()
 			if err := run(ended, b); !errors.Is(err, context.Canceled) {
-				t.Errorf("it does not heed its ctx: %v", err)
+				t.Errorf("the suite ignores its ctx: %v", err)
 			}
 		})
 	}
@@ -123,13 +124,15 @@ func TestAge(t *testing.T) {
 }
 
 func TestInfoFigures(t *testing.T) {
-	f := infoFigures("# Stats\r\ntotal_reads_processed:12\r\ncmdstat_get:calls=3,usec=7\r\nerrorstat_MOVED:count=2\r\nused_cpu_sys:0.25\r\nrole:master\r\n")
-	if len(f) != 4 || f["total_reads_processed"] != 12 || f["cmdstat_get"] != 3 || f["errorstat_MOVED"] != 2 || f["used_cpu_sys"] != 0.25 {
+	f := infoFigures("# Stats\r\ntotal_reads_processed:12\r\ncmdstat_get:calls=3,usec=7\r\n" +
+		"errorstat_MOVED:count=2\r\nused_cpu_sys:0.25\r\nrole:master\r\n")
+	if len(f) != 4 || f["total_reads_processed"] != 12 || f["cmdstat_get"] != 3 || f["errorstat_MOVED"] != 2 ||
+		f["used_cpu_sys"] != 0.25 {
 		t.Error(f)
 	}
 }
 
-// A report gives the same pictures each time, and such as a browser takes.
+// A report gives the same pictures each time. They are valid XML.
 func TestDrawAll(t *testing.T) {
 	o := &outcome{warm: newHistogram(), start: 1_000_000}
 	for i := range int64(1000) {
@@ -158,7 +161,7 @@ func TestDrawAll(t *testing.T) {
 		}
 		for name, text := range drawn {
 			if text != first[name] {
-				t.Errorf("%s is another each time", name)
+				t.Errorf("%s differs from time to time", name)
 			}
 			if strings.Contains(text, "NaN") || strings.Contains(text, "Inf") || !strings.Contains(text, "refill") {
 				t.Errorf("%s: %s", name, text)

@@ -11,7 +11,7 @@ import (
 	"github.com/refill-go/refill/internal/realtest"
 )
 
-// What CI holds of the figures: allocations and commands, which are the same on every machine, and no times.
+// CI checks these figures: allocations and commands are the same on every machine; times are not.
 
 // refillRig is refill on a Redis of the test.
 func refillRig(t *testing.T, s peers.Settings) (*rig, peers.Peer, peers.Settings) {
@@ -74,7 +74,7 @@ func TestAHitInRedisIsOneGet(t *testing.T) {
 	wantWork(t, other, 0, map[string]int64{"get": 500})
 }
 
-// A miss of a key that nobody else wants: two scripts. A Loader that does not expect misses reads before.
+// A miss of a key that no other caller wants costs two scripts. A Loader that does not expect misses reads first.
 func TestALoneMiss(t *testing.T) {
 	r, _, _ := refillRig(t, peers.Settings{})
 	keys := names(511)
@@ -103,7 +103,7 @@ func TestALoneMiss(t *testing.T) {
 	load(keys[11:], nil)
 }
 
-func TestAGetAfterALoadAsksNobody(t *testing.T) {
+func TestAGetAfterALoadIsAHit(t *testing.T) {
 	r, _, _ := refillRig(t, peers.Settings{})
 	loads, commands, err := r.secondGets(t.Context(), names(2*againKeys))
 	if err != nil || loads != 0 || commands > 1 { // the clock may have been read once more
@@ -111,8 +111,8 @@ func TestAGetAfterALoadAsksNobody(t *testing.T) {
 	}
 }
 
-// wantWork compares what was done since the last reset. A reading of the clock may be among it, there is one in 30 s; and an
-// announcement that the process makes to hear itself, one in 5 s.
+// wantWork compares what was done since the last reset. It allows one reading of the clock, which comes every 30 s, and
+// one announcement by which the process checks its own subscription, which comes every 5 s.
 func wantWork(t *testing.T, r *rig, loads int64, commands map[string]int64) {
 	t.Helper()
 	got := r.commands()
@@ -129,7 +129,9 @@ func wantWork(t *testing.T, r *rig, loads int64, commands map[string]int64) {
 }
 
 func TestTable(t *testing.T) {
-	table := &Table{Name: "name", Title: "Title.", Columns: []Column{{Name: "time", Unit: "ns", Digits: 1, Per: "bare"}, {Name: "n"}}}
+	table := &Table{Name: "name", Title: "Title.", Columns: []Column{
+		{Name: "time", Unit: "ns", Digits: 1, Per: "bare"}, {Name: "n"},
+	}}
 	for i, bare := range []float64{1, 10, 100} { // the machine becomes slower: ratios stay
 		table.Add("bare", "time", bare)
 		table.Add("ours", "time", bare*float64(i+1))
@@ -139,7 +141,7 @@ func TestTable(t *testing.T) {
 	if m := table.Median("ours", "n"); m != 5.5 {
 		t.Errorf("the median of 4 and 7 is %v", m)
 	}
-	if m := table.Median("nobody", "n"); !math.IsNaN(m) {
+	if m := table.Median("absent", "n"); !math.IsNaN(m) {
 		t.Errorf("the median of nothing is %v", m)
 	}
 	var text strings.Builder

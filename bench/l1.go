@@ -18,16 +18,17 @@ const (
 	l1Keys  = 10_000
 	l1Room  = 4 * l1Keys // some have shards, which do not fill evenly
 	l1Chunk = 100 * time.Millisecond
-	l1Batch = 256 // Gets between two looks at the clock
+	l1Batch = 256 // Gets between two readings of the clock
 
 	heapEntries = 100_000
 	heapRoom    = heapEntries * 5 / 4
 )
 
-// A drawing is which key each Get asks for. It is drawn before, so that a draw costs no more than an array access.
+// A drawing is the sequence of keys that Gets ask for. It is drawn before, so that a Get costs only an array access
+// more.
 type drawing []uint16
 
-// zipf is how often what is asked for in the world.
+// zipf asks for keys with the skew of real traffic.
 func zipf() drawing {
 	z := rand.NewZipf(rand.New(rand.NewSource(1)), 1.01, 1, l1Keys-1)
 	d := make(drawing, 1<<16)
@@ -44,12 +45,14 @@ func hotKey() drawing { return make(drawing, 1<<16) }
 func l1(ctx context.Context, b *bench) error {
 	t := &Table{
 		Name: "l1",
-		Title: fmt.Sprintf("A hit in L1, per Get over all goroutines: %d keys, Zipf 1.01, and one hot key, each from one goroutine and "+
-			"from two. StaleFor is on where there is such a thing. Misses are the loads and commands of all four chunks together, "+
-			"of %v each.", l1Keys, l1Chunk),
+		Title: fmt.Sprintf("A hit in L1, per Get over all goroutines: %d keys, Zipf 1.01, and one hot key, each from one "+
+			"goroutine and from two. StaleFor is on where a subject has it. Misses are the loads and commands of all four "+
+			"chunks together, of %v each.", l1Keys, l1Chunk),
 		Columns: []Column{
-			{Name: "zipf g=1", Unit: "ns", Digits: 1, Per: "ristretto"}, {Name: "zipf g=2", Unit: "ns", Digits: 1, Per: "ristretto"},
-			{Name: "hot g=1", Unit: "ns", Digits: 1, Per: "ristretto"}, {Name: "hot g=2", Unit: "ns", Digits: 1, Per: "ristretto"},
+			{Name: "zipf g=1", Unit: "ns", Digits: 1, Per: "ristretto"},
+			{Name: "zipf g=2", Unit: "ns", Digits: 1, Per: "ristretto"},
+			{Name: "hot g=1", Unit: "ns", Digits: 1, Per: "ristretto"},
+			{Name: "hot g=2", Unit: "ns", Digits: 1, Per: "ristretto"},
 			{Name: "allocs/op", Digits: 1}, {Name: "B/op"}, {Name: "misses"},
 		},
 	}
@@ -66,7 +69,8 @@ func l1(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// l1Round is one sample of each column for one subject. It is opened anew, so that it is alone with the garbage collector.
+// l1Round takes one sample of each column for one subject. The subject is opened anew, so that it is alone with the
+// garbage collector.
 func (b *bench) l1Round(ctx context.Context, t *Table, redis *realtest.Redis, p peers.Peer, keys []string) error {
 	r, err := openRig(b.stage, redis, p, peers.Settings{TTL: time.Hour, StaleFor: time.Hour, Entries: l1Room}, nil)
 	if err != nil {
@@ -98,7 +102,7 @@ func (b *bench) l1Round(ctx context.Context, t *Table, redis *realtest.Redis, p 
 	return nil
 }
 
-// hits calls Get from g goroutines for the time of a chunk.
+// hits calls Get from g goroutines for the length of a chunk.
 func hits(ctx context.Context, c peers.Cache, keys []string, d drawing, g int) (cost, error) {
 	var (
 		wg   sync.WaitGroup
@@ -128,13 +132,14 @@ func hits(ctx context.Context, c peers.Cache, keys []string, d drawing, g int) (
 	return costOf(took, &m, &n, int(gets.Load())), errors.Join(errs...)
 }
 
-// heap weighs what an entry of L1 needs.
+// heap measures what an entry of L1 needs.
 func heap(ctx context.Context, b *bench) error {
 	t := &Table{
 		Name: "heap",
-		Title: fmt.Sprintf("What the heap grows by, per entry, when %d entries are put into L1, after a garbage collection. It is all but "+
-			"the key and the value, which is one and the same for all keys; but those that keep bytes, and refill, which keeps what "+
-			"it decoded, have a value each, here a small one. Missing is the share that L1 did not keep.", heapEntries),
+		Title: fmt.Sprintf("How much the heap grows per entry when %d entries are put into L1, after a garbage collection. "+
+			"The key is not included, nor the value, which all keys share. Only subjects that keep bytes, and refill, which "+
+			"keeps what it decoded, have a value for each key, here a small one. Missing is the share that L1 did not keep.",
+			heapEntries),
 		Columns: []Column{{Name: "bytes/entry"}, {Name: "missing", Unit: "%", Digits: 1}},
 	}
 	redis, keys, one := realtest.StartRedis(b.stage), names(heapEntries), &peers.Product{ID: "1"}

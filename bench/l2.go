@@ -18,7 +18,7 @@ const (
 	l2Alone    = 2_000 // Gets from one goroutine
 	l2Together = 8_000 // Gets from l2Callers
 	l2Callers  = 16
-	l2Chunks   = 20 // a sample each, by turns with the yardstick
+	l2Chunks   = 20 // a sample each, alternating with the yardstick
 )
 
 const l2Per = "goredis-get"
@@ -27,9 +27,10 @@ const l2Per = "goredis-get"
 func l2(ctx context.Context, b *bench) error {
 	t := &Table{
 		Name: "l2",
-		Title: "A hit in Redis, per Get over all goroutines: L1 is off where it can be, each subject is new in each round, and asked for " +
-			"each key once. The ratio is to " + l2Per + ", timed by turns with it: of the fastest of " + strconv.Itoa(l2Chunks) + " chunks each, " +
-			"since the kernel puts client and server on one core or on two, which is a factor of three. Commands include those called in scripts.",
+		Title: "A hit in Redis, per Get over all goroutines: L1 is off where it can be, each subject is new in each round, " +
+			"and asked for each key once. The ratio is to " + l2Per + ", timed in alternation, of the fastest of " +
+			strconv.Itoa(l2Chunks) + " chunks each: the kernel puts client and server on one core or on two, which makes a " +
+			"factor of three. Commands include those called in scripts.",
 		Columns: []Column{
 			{Name: "g=1", Unit: "µs", Digits: 1}, {Name: "g=1 ÷ GET", Digits: 2},
 			{Name: "g=16", Unit: "µs", Digits: 1}, {Name: "g=16 ÷ GET", Digits: 2},
@@ -64,7 +65,7 @@ func (b *bench) l2Subjects() []peers.Peer {
 	return shared
 }
 
-// yardstickOf is bare GET, on another server: on one, the subject's writes would be in its way.
+// yardstickOf is bare GET on another server. On the same server, the subject's writes would disturb it.
 func yardstickOf(b *bench, redis *realtest.Redis) (*rig, error) {
 	at := slices.IndexFunc(peers.All(), func(p peers.Peer) bool { return p.Name == l2Per })
 	r, err := openRig(b.stage, redis, peers.All()[at], peers.Settings{TTL: time.Hour}, nil)
@@ -74,7 +75,7 @@ func yardstickOf(b *bench, redis *realtest.Redis) (*rig, error) {
 	return r, r.each(context.Background(), names(l2Alone+l2Together), l2Callers)
 }
 
-// l2Round is one sample of each column for one subject.
+// l2Round takes one sample of each column for one subject.
 func (b *bench) l2Round(ctx context.Context, t *Table, redis *realtest.Redis, p peers.Peer, yardstick *rig) error {
 	keys := names(l2Alone + l2Together)
 	s := peers.Settings{TTL: time.Hour, StaleFor: time.Hour, Entries: 2 * len(keys), NoLocal: true}
@@ -114,8 +115,11 @@ func (b *bench) l2Round(ctx context.Context, t *Table, redis *realtest.Redis, p 
 	return nil
 }
 
-// fill has one instance of a subject store all keys, and gives another that has not seen them. Its connections are open.
-func fill(ctx context.Context, t *stage, redis *realtest.Redis, p peers.Peer, s peers.Settings, keys []string) (*rig, error) {
+// fill makes one instance of a subject store all keys, and returns another instance that has not seen them. The
+// connections of that one are open.
+func fill(
+	ctx context.Context, t *stage, redis *realtest.Redis, p peers.Peer, s peers.Settings, keys []string,
+) (*rig, error) {
 	first, err := openRig(t, redis, p, s, nil)
 	if err != nil {
 		return nil, err

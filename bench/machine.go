@@ -46,7 +46,7 @@ func redisVersion() string {
 	return version
 }
 
-// versions are those of the modules that are measured.
+// versions are those of the measured modules.
 func versions() map[string]string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {

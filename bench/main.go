@@ -1,5 +1,5 @@
-// Bench measures refill beside its peers, and beside the raw parts that bound what any of them can reach, in one run on one
-// machine, with servers of its own.
+// Bench measures refill, its peers, and the raw parts that bound what any of them can reach, in one run on one machine,
+// with servers of its own.
 //
 //	go run ./bench -suite l1,l2 -rounds 5
 //	go run ./bench -suite stampede -peers 'refill|rocks|sturdyc' -json out.json -svg pictures
@@ -27,22 +27,22 @@ import (
 	"github.com/refill-go/refill/internal/realtest"
 )
 
-// bench is one call.
+// bench is one run of the program.
 type bench struct {
-	rounds int            // samples per figure, of which the median is printed
-	length time.Duration  // of each run of a suite that lets traffic flow
+	rounds int            // samples per figure; the median is printed
+	length time.Duration  // of each run with traffic
 	only   *regexp.Regexp // subjects
-	tables *regexp.Regexp // of suites that have several
+	tables *regexp.Regexp // in suites that have several
 	report Report
 
 	processes, callers int    // of a fleet, and in each process
-	nodes, keys        int    // as far as the suite scale goes
+	nodes, keys        int    // the most of the suite scale
 	profiles           string // directory for CPU profiles
 
 	*stage // servers
 }
 
-// suites stand in the order in which they run.
+// suites are in the order in which they run.
 var suites = []struct {
 	name, about string
 	run         func(context.Context, *bench) error
@@ -59,15 +59,15 @@ var suites = []struct {
 
 func main() {
 	if slices.Contains(os.Args, "-test.run=^$") {
-		testing.Init() // a child is called as a test binary is; nobody else is to see its flags
+		testing.Init() // a child is called like a test binary; only a child has its flags
 	}
 	realtest.Main(program{})
 }
 
-// program is what runs where no child does.
+// program is what runs in a process that is no child.
 type program struct{}
 
-// Run returns the status to end with.
+// Run returns the exit status.
 func (program) Run() int {
 	if err := run(); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -103,12 +103,14 @@ func run() error {
 	}
 	for name := range strings.SplitSeq(*suite, ",") {
 		if !slices.Contains(names, name) {
-			return fmt.Errorf("-suite: %q, must be of %s", name, strings.Join(names, ", "))
+			return fmt.Errorf("-suite: %q, must be one of %s", name, strings.Join(names, ", "))
 		}
 	}
-	for name, value := range map[string]int{"rounds": *rounds, "processes": *processes, "callers": *callers, "nodes": *nodes, "keys": *keys} {
+	for name, value := range map[string]int{
+		"rounds": *rounds, "processes": *processes, "callers": *callers, "nodes": *nodes, "keys": *keys,
+	} {
 		if value < 1 {
-			return fmt.Errorf("-%s: %d, must be 1 at least", name, value)
+			return fmt.Errorf("-%s: %d, must be at least 1", name, value)
 		}
 	}
 	pattern, err := regexp.Compile(*only)
@@ -119,7 +121,8 @@ func run() error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	b := &bench{
-		rounds: *rounds, length: *length, only: pattern, tables: which, report: Report{Machine: machine(), Args: os.Args[1:]}, stage: newStage(),
+		rounds: *rounds, length: *length, only: pattern, tables: which,
+		report: Report{Machine: machine(), Args: os.Args[1:]}, stage: newStage(),
 		processes: *processes, callers: *callers, nodes: *nodes, keys: *keys, profiles: *profiles,
 	}
 	defer b.stage.close()
@@ -147,7 +150,7 @@ func (b *bench) measure(ctx context.Context, names []string) error {
 	return nil
 }
 
-// subjects are the peers of this call that fit.
+// subjects are the peers of this run that fit.
 func (b *bench) subjects(fits func(peers.Peer) bool) (fit []peers.Peer) {
 	for _, p := range peers.All() {
 		if b.only.MatchString(p.Name) && fits(p) {
@@ -157,7 +160,7 @@ func (b *bench) subjects(fits func(peers.Peer) bool) (fit []peers.Peer) {
 	return fit
 }
 
-// profile notes on what this process spends its CPU time until it is stopped. Without a directory it does not.
+// profile writes a CPU profile of this process until it is stopped. Without a directory it does nothing.
 func profile(dir, name string) (stop func(), err error) {
 	if dir == "" {
 		return func() {}, nil
@@ -171,22 +174,22 @@ func profile(dir, name string) (stop func(), err error) {
 	}
 	return func() {
 		pprof.StopCPUProfile()
-		_ = f.Close() // a profile that is cut off says so when it is read
+		_ = f.Close() // a truncated profile fails when it is read
 	}, nil
 }
 
-// progress says what runs now.
+// progress reports what runs now.
 func (b *bench) progress(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "%s "+format+"\n", append([]any{time.Now().Format(time.TimeOnly)}, args...)...)
 }
 
-// done prints a table that is complete.
+// done prints a complete table.
 func (b *bench) done(t *Table) {
 	b.report.Tables = append(b.report.Tables, t)
 	t.Write(os.Stdout)
 }
 
-// redraw draws what an earlier call has measured.
+// redraw draws what an earlier run has measured.
 func redraw(file, dir string) error {
 	if dir == "" {
 		return errors.New("-from: needs -svg")

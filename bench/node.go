@@ -22,44 +22,44 @@ import (
 	"github.com/refill-go/refill/internal/realtest"
 )
 
-// This file is what runs in each process of a fleet; fleet.go starts them and sums them up.
+// This file is what runs in each process of a fleet. fleet.go starts the processes and sums up their results.
 
 func init() { realtest.Child("node", runNode) }
 
-// How callers Get.
+// The ways in which callers Get.
 const (
-	steady = "steady" // each begins one Get per Every, at a phase of its own, of a key drawn anew
-	bursts = "bursts" // each Every all begin to Get the next key at the same moment, once
-	relay  = "relay"  // each Every a fresh key is asked for by process 0, and relayAfter later by process 1
+	steady = "steady" // each caller begins one Get per Every, at a phase of its own, of a key drawn anew
+	bursts = "bursts" // once per Every, all callers begin to Get the next key at the same moment
+	relay  = "relay"  // once per Every, process 0 asks for a new key, and process 1 does relayAfter later
 )
 
 const relayAfter = 5 * time.Millisecond
 
-// job is what the processes of a fleet do: the same for all, but for Process.
+// job is what the processes of a fleet do. It is the same for all, except for Process.
 type job struct {
 	Peer          string
 	TTL, StaleFor time.Duration
-	Jitter        float64 // of refill: 0 = as the peer has it
+	Jitter        float64 // of refill: 0 = its default
 	Entries       int
-	Redis         []string // several: a Cluster, for refill alone
+	Redis         []string // several: a Cluster, only for refill
 	Load, Spread  time.Duration
 
 	Process   int
-	Instances int // caches in each process, with a client each
+	Instances int // caches in each process, each with a client of its own
 	Callers   int // of each instance
 	Way       string
 	Keys      int
-	Zipf      float64 // 0 = each key as often as another
+	Zipf      float64 // 0 = all keys equally often
 	Every     time.Duration
-	Warm, For time.Duration // what is measured of the latencies: from Warm to For
+	Warm, For time.Duration // latencies are measured from Warm to For
 
-	Invalidate time.Duration // process 0 does so each time this is over
-	Starter    string        // whom to ask when to begin
-	Profiles   string        // directory for a CPU profile, or none
+	Invalidate time.Duration // process 0 invalidates once per interval; 0 = never
+	Starter    string        // address of the process that says when to begin
+	Profiles   string        // directory for a CPU profile; empty = none
 }
 
-// said is a line of a process: that its first load begins, or its result.
-type said struct {
+// message is a line that a process prints: that its first load begins, or its result.
+type message struct {
 	Loads  bool    `json:",omitempty"`
 	Result *result `json:",omitempty"`
 }
@@ -68,11 +68,11 @@ type said struct {
 type result struct {
 	WarmGets, ColdGets []byte // HDR histograms of the latencies of Gets, ns
 	Gets               int64
-	Failed             int64 // with those that have not come back
+	Failed             int64 // including those that have not returned
 	Error              string
 	Stale              int64
 	Oldest             int64   // µs, see node.age
-	Loads              []span  // in the order of their begin
+	Loads              []span  // ordered by begin
 	Longest            []int64 `json:",omitempty"` // ns, of each burst
 	First              int64   // when the first value was served
 	Relayed            int64   // Gets whose value another process had loaded
@@ -80,7 +80,7 @@ type result struct {
 	RSS                int64   // bytes
 }
 
-// span is from when to when something ran.
+// span is when something began and ended.
 type span struct{ Began, Ended int64 }
 
 // node is a process at work.
@@ -92,7 +92,7 @@ type node struct {
 	start  time.Time
 	served atomic.Bool
 
-	mu         sync.Mutex // guards what follows
+	mu         sync.Mutex // guards the fields below
 	out        *json.Encoder
 	warm, cold *hdrhistogram.Histogram
 	callers    int // that have not ended
@@ -133,7 +133,7 @@ func runNode(ctx context.Context, args json.RawMessage, out *json.Encoder) error
 	if err != nil {
 		return err
 	}
-	n.say(said{Result: r})
+	n.send(message{Result: r})
 	<-ctx.Done() // the figures of Redis are read before anything is closed
 	return nil
 }
@@ -146,7 +146,8 @@ func (n *node) open() (peers.Cache, error) {
 		return nil, err
 	}
 	return p.Open(peers.Settings{
-		Load: n.load, TTL: n.TTL, StaleFor: n.StaleFor, Jitter: n.Jitter, Entries: n.Entries, Redis: strings.Join(n.Redis, ","),
+		Load: n.load, TTL: n.TTL, StaleFor: n.StaleFor, Jitter: n.Jitter, Entries: n.Entries,
+		Redis: strings.Join(n.Redis, ","),
 	})
 }
 
@@ -159,7 +160,7 @@ func peerNamed(name string) (peers.Peer, error) {
 	return peers.Peer{}, fmt.Errorf("no peer is called %q", name)
 }
 
-// startMoment says that this process is ready, and is told when all begin.
+// startMoment reports that this process is ready, and returns when all begin.
 func (n *node) startMoment() (time.Time, error) {
 	conn, err := net.Dial("tcp", n.Starter)
 	if err != nil {
@@ -170,11 +171,11 @@ func (n *node) startMoment() (time.Time, error) {
 	if _, err := io.ReadFull(conn, at[:]); err != nil {
 		return time.Time{}, err
 	}
-	// Without a monotonic reading: spans to other processes' moments are of the clock that they share.
+	// It has no monotonic reading: moments of other processes are compared by the clock that they share.
 	return time.UnixMicro(int64(binary.BigEndian.Uint64(at[:]))), nil
 }
 
-// work lets the callers go, and waits for them; for those that hang not for long.
+// work starts the callers and waits for them. It does not wait long for callers that hang.
 func (n *node) work(ctx context.Context) {
 	ctx, cancel := context.WithDeadline(ctx, n.start.Add(n.For+20*time.Second))
 	defer cancel()
@@ -208,7 +209,7 @@ func (n *node) call(ctx context.Context, c peers.Cache) {
 		draw := n.drawer()
 		first := n.start.Add(rand.N(n.Every))
 		for i := time.Duration(0); ; i++ {
-			// A Get that took longer than Every has missed its next ones: corrected() counts them.
+			// A Get that took longer than Every has missed its next ones. RecordCorrectedValue counts them.
 			i = max(i, (time.Since(first)+n.Every-1)/n.Every)
 			at := first.Add(i * n.Every)
 			if at.After(n.start.Add(n.For)) || !sleepUntil(ctx, at) {
@@ -218,7 +219,8 @@ func (n *node) call(ctx context.Context, c peers.Cache) {
 		}
 	case bursts:
 		for i, key := range n.keys {
-			for ok := sleepUntil(ctx, n.start.Add(time.Duration(i)*n.Every)); ok; ok = sleepUntil(ctx, time.Now().Add(10*time.Millisecond)) {
+			at := n.start.Add(time.Duration(i) * n.Every)
+			for ok := sleepUntil(ctx, at); ok; ok = sleepUntil(ctx, time.Now().Add(10*time.Millisecond)) {
 				took, got := n.get(ctx, c, key)
 				n.mu.Lock()
 				n.Longest[i] = max(n.Longest[i], int64(took))
@@ -259,7 +261,7 @@ func sleepUntil(ctx context.Context, at time.Time) bool {
 	}
 }
 
-// get is one Get, with what is to be noted of it. A Get belongs to the cold start while this process has not served a
+// get is one Get, and records what it shows. A Get belongs to the cold start as long as this process has not served a
 // value, or Warm is not over.
 func (n *node) get(ctx context.Context, c peers.Cache, key string) (took time.Duration, ok bool) {
 	warm := n.served.Load() && time.Since(n.start) >= n.Warm
@@ -299,19 +301,20 @@ func (n *node) get(ctx context.Context, c peers.Cache, key string) (took time.Du
 	return took, true
 }
 
-// age is how old an answer was, in µs, by the begin of its load, and whether it was stale: past TTL as from the end of its
-// load, which is where the most lenient begin to count. Where there are invalidations it is how late it was served after
-// the first one that it should not have outlived; 20 ms are let pass, as all processes believe in the schedule.
+// age is how old an answer was, in µs since the begin of its load, and whether it was stale: past TTL since the end of
+// its load, which is where the most lenient peers begin to count. With invalidations, it is how late the answer was
+// served after the first one that should have removed its value. Up to 20 ms are allowed, because the processes only
+// share the schedule.
 func (n *node) age(p *peers.Product, began, now int64) (old int64, stale bool) {
 	if n.Invalidate == 0 {
 		return now - p.Began, now-p.Ended > n.TTL.Microseconds()
 	}
 	every := n.Invalidate.Microseconds()
-	void := n.start.UnixMicro() + (max(0, p.Began-n.start.UnixMicro())/every+1)*every
-	return max(0, began-void), began-void > 20_000
+	invalidated := n.start.UnixMicro() + (max(0, p.Began-n.start.UnixMicro())/every+1)*every
+	return max(0, began-invalidated), began-invalidated > 20_000
 }
 
-// invalidate does so on schedule.
+// invalidate calls Invalidate on schedule.
 func (n *node) invalidate(ctx context.Context) {
 	for i := time.Duration(1); i*n.Invalidate < n.For && sleepUntil(ctx, n.start.Add(i*n.Invalidate)); i++ {
 		if v, ok := n.caches[0].(peers.Invalidator); ok {
@@ -325,14 +328,14 @@ func (n *node) invalidate(ctx context.Context) {
 	}
 }
 
-// load is the database.
+// load stands for the database query.
 func (n *node) load(ctx context.Context, key string) (*peers.Product, error) {
 	n.mu.Lock()
 	i := len(n.Loads)
 	n.Loads = append(n.Loads, span{Began: time.Now().UnixMicro()})
 	began := n.Loads[i].Began
 	if i == 0 && n.Way == bursts {
-		_ = n.out.Encode(said{Loads: true}) // the parent misses it
+		_ = n.out.Encode(message{Loads: true}) // the parent notices a missing line
 	}
 	n.mu.Unlock()
 	long := n.Load
@@ -353,7 +356,7 @@ func (n *node) load(ctx context.Context, key string) (*peers.Product, error) {
 
 var description = strings.Repeat("As good as it gets. ", 40)
 
-// product is some 1 KiB of JSON.
+// product is about 1 KiB of JSON.
 func product(key string) *peers.Product {
 	return &peers.Product{
 		ID: key, Name: "The product " + key, Description: description, Price: 12.5, Stock: 7,
@@ -361,13 +364,13 @@ func product(key string) *peers.Product {
 	}
 }
 
-func (n *node) say(s said) {
+func (n *node) send(m message) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	_ = n.out.Encode(s) // the parent misses it
+	_ = n.out.Encode(m) // the parent notices a missing line
 }
 
-// sumUp is the result. Loads that go on end with it.
+// sumUp is the result. Loads that still run end with it.
 func (n *node) sumUp(cpu time.Duration) (*result, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -387,7 +390,7 @@ func (n *node) sumUp(cpu time.Duration) (*result, error) {
 	return &r, errors.Join(err, err2)
 }
 
-// cpuTime is that of this process, in user and kernel.
+// cpuTime is the CPU time of this process, in user and kernel mode.
 func cpuTime() time.Duration {
 	var u syscall.Rusage
 	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {
@@ -396,8 +399,8 @@ func cpuTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// residentBytes is the memory of this process, 0 where there is no /proc. Getrusage knows the peak, and with it that of
-// the parent before exec.
+// residentBytes is the memory of this process, 0 without /proc. Getrusage gives the peak, which includes that of the
+// parent before exec.
 func residentBytes() int64 {
 	text, _ := os.ReadFile("/proc/self/statm")
 	var all, resident int64

@@ -8,14 +8,14 @@ import (
 	"strings"
 )
 
-// Report is everything that one call of bench found out.
+// Report is everything that one run of bench measured.
 type Report struct {
 	Machine map[string]string `json:"machine"` // versions, cores, load average: what a figure depends on
 	Args    []string          `json:"args"`
 	Tables  []*Table          `json:"tables"`
 }
 
-// Table is one suite or a case of it: a row per subject, and per cell one sample a round. It prints medians.
+// Table is one suite, or one case of it: a row per subject, and one sample per cell and round. It prints medians.
 type Table struct {
 	Name    string   `json:"name"`  // "stampede-hot"
 	Title   string   `json:"title"` // a sentence
@@ -25,7 +25,7 @@ type Table struct {
 	Series []*Series `json:"series,omitempty"` // for pictures, of the first round
 }
 
-// Column is a figure. Per names the subject whose figure is 1: then a column of ratios stands beside it.
+// Column is a figure. Per names the subject whose figure is 1: a column of ratios follows then.
 type Column struct {
 	Name   string `json:"name"`
 	Unit   string `json:"unit,omitempty"`
@@ -33,7 +33,7 @@ type Column struct {
 	Per    string `json:"per,omitempty"`
 }
 
-// Row is the samples of a subject, by column.
+// Row holds the samples of a subject, by column.
 type Row struct {
 	Subject string               `json:"subject"`
 	Samples map[string][]float64 `json:"samples"`
@@ -60,7 +60,7 @@ func (t *Table) row(subject string) *Row {
 	return nil
 }
 
-// Median is the median of a cell, NaN where there is no sample.
+// Median is the median of a cell, NaN if there is no sample.
 func (t *Table) Median(subject, column string) float64 {
 	r := t.row(subject)
 	if r == nil || len(r.Samples[column]) == 0 {
@@ -70,7 +70,7 @@ func (t *Table) Median(subject, column string) float64 {
 	return (s[(len(s)-1)/2] + s[len(s)/2]) / 2
 }
 
-// ratio is the median of the ratios of each round: what slows the machine down for a while slows both.
+// ratio is the median of the ratios of each round. What slows the machine down for a while slows both.
 func (t *Table) ratio(subject string, c Column) float64 {
 	of, per := t.row(subject), t.row(c.Per)
 	if of == nil || per == nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/refill-go/refill/internal/realtest"
 )
 
-// rig is one subject in this process: what it did is counted, on its own Redis.
+// rig is one subject in this process. It counts the loads, and the commands in a Redis of its own.
 type rig struct {
 	peers.Cache
 
@@ -26,11 +26,13 @@ type rig struct {
 	done  int64 // loads at the last reset
 }
 
-// asideOfGets are commands that set a connection up, or ask whether it lives.
+// asideOfGets matches commands that set up a connection or check that it is alive.
 var asideOfGets = regexp.MustCompile(`^(auth|client\|.*|command|command\|.*|hello|ping|select)$`)
 
 // openRig opens a subject. value is what the database gives, by default a product.
-func openRig(t testing.TB, redis *realtest.Redis, p peers.Peer, s peers.Settings, value func(key string) *peers.Product) (*rig, error) {
+func openRig(
+	t testing.TB, redis *realtest.Redis, p peers.Peer, s peers.Settings, value func(key string) *peers.Product,
+) (*rig, error) {
 	r := &rig{t: t, value: value}
 	if value == nil {
 		r.value = product
@@ -42,7 +44,7 @@ func openRig(t testing.TB, redis *realtest.Redis, p peers.Peer, s peers.Settings
 	return r, r.open(p, s)
 }
 
-// again opens the subject once more, as another process would, on what the first one has left in Redis.
+// again opens the subject once more, like another process, on what the first one has left in Redis.
 func (r *rig) again(p peers.Peer, s peers.Settings) (*rig, error) {
 	next := &rig{t: r.t, redis: r.redis, value: r.value}
 	return next, next.open(p, s)
@@ -62,7 +64,7 @@ func (r *rig) open(p peers.Peer, s peers.Settings) (err error) {
 	return nil
 }
 
-// reset begins to count.
+// reset starts to count from 0.
 func (r *rig) reset() {
 	r.done = r.loads.Load()
 	if r.redis != nil {
@@ -92,7 +94,7 @@ func (r *rig) work() (loads, commands int64) {
 	return r.loads.Load() - r.done, commands
 }
 
-// quiet returns when no more commands come: some peers write behind their answers.
+// quiet returns once no further commands come: some peers write after they have answered.
 func (r *rig) quiet() {
 	for before := int64(-1); r.redis != nil; {
 		_, now := r.work()
@@ -122,7 +124,7 @@ func (r *rig) each(ctx context.Context, keys []string, g int) error {
 	return errors.Join(errs...)
 }
 
-// timed is each with what it costs.
+// timed is each, and returns what it costs.
 func (r *rig) timed(ctx context.Context, keys []string, g int) (cost, error) {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -145,7 +147,7 @@ func costOf(took time.Duration, before, after *runtime.MemStats, gets int) cost 
 	}
 }
 
-// warm calls Get for all keys until none of them is a miss in L1, or for the tenth time. It gives the share that is.
+// warm calls Get for all keys until none of them misses L1, ten times at most. It returns the share that still misses.
 func (r *rig) warm(ctx context.Context, keys []string) (missing float64, err error) {
 	if p, ok := r.Cache.(peers.Putter); ok {
 		all := make(map[string]*peers.Product, len(keys))

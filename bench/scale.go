@@ -17,7 +17,7 @@ import (
 	"github.com/refill-go/refill/internal/realtest"
 )
 
-// scale shows what refill costs as things grow.
+// scale measures what refill costs with more nodes, with more keys, and on a Cluster.
 func scale(ctx context.Context, b *bench) error {
 	if !b.only.MatchString("refill") {
 		return nil
@@ -31,7 +31,7 @@ func scale(ctx context.Context, b *bench) error {
 	return b.part(ctx, "scale-cluster", b.scaleCluster)
 }
 
-// scaleJob is one hot key, stale values allowed.
+// scaleJob is one hot key, whose stale values may be served.
 func (b *bench) scaleJob() job {
 	return job{
 		Peer: "refill", Jitter: -1, TTL: time.Second, StaleFor: staleFor, Load: 100 * time.Millisecond,
@@ -42,8 +42,8 @@ func (b *bench) scaleJob() job {
 // scaleNodes lets the fleet grow.
 func (b *bench) scaleNodes(ctx context.Context) error {
 	j := b.scaleJob()
-	t := &Table{Name: "scale-nodes", Title: fmt.Sprintf("One hot key, StaleFor %v, more and more nodes: %v, a Get each %v. A node is a "+
-		"Loader with a client of its own; there are %d processes at most, the nodes are spread over them. %s Bytes are "+
+	t := &Table{Name: "scale-nodes", Title: fmt.Sprintf("One hot key, StaleFor %v, more and more nodes: %v, a Get each "+
+		"%v. A node is a Loader with a client of its own; the nodes are spread over at most %d processes. %s Bytes are "+
 		"in and out of Redis.", j.StaleFor, j, j.Every, b.processes, commandsMean), Columns: scaleColumns}
 	for round := range b.rounds {
 		for n := 1; n <= b.nodes; n *= 2 {
@@ -62,7 +62,8 @@ func (b *bench) scaleNodes(ctx context.Context) error {
 }
 
 var scaleColumns = []Column{
-	{Name: "loads/expiry", Digits: 1}, {Name: "most at once"}, {Name: "commands/expiry", Digits: 1}, {Name: "trips/expiry", Digits: 1},
+	{Name: "loads/expiry", Digits: 1}, {Name: "most at once"},
+	{Name: "commands/expiry", Digits: 1}, {Name: "trips/expiry", Digits: 1},
 	{Name: "bytes/expiry"}, {Name: "connections"}, {Name: "commands/Get", Digits: 4}, {Name: "p99", Unit: "ms", Digits: 3},
 	{Name: "MOVED"}, {Name: "errors", Unit: "%", Digits: 2},
 }
@@ -84,13 +85,13 @@ func (o *outcome) addScale(t *Table, subject string, expiries float64) {
 	}
 }
 
-// scaleCluster has the hot key on one server and on a Cluster of three, and then some more keys, which all its masters share.
+// scaleCluster runs the hot key on one server and on a Cluster of three masters, then more keys that all masters share.
 func (b *bench) scaleCluster(ctx context.Context) error {
 	j := b.scaleJob()
 	const many = 30
-	t := &Table{Name: "scale-cluster", Title: fmt.Sprintf("One server and a Redis Cluster of three masters, %d processes, StaleFor %v, "+
-		"%v, a Get each %v. An expiry is one of one key. MOVED counts redirects after all have begun, which is when clients "+
-		"first connect.", b.processes, j.StaleFor, j, j.Every), Columns: scaleColumns}
+	t := &Table{Name: "scale-cluster", Title: fmt.Sprintf("One server and a Redis Cluster of three masters, %d "+
+		"processes, StaleFor %v, %v, a Get each %v. An expiry is one of one key. MOVED counts redirects after all have "+
+		"begun, which is when clients first connect.", b.processes, j.StaleFor, j, j.Every), Columns: scaleColumns}
 	for round := range b.rounds {
 		for _, keys := range []int{1, many} {
 			for _, masters := range []int{1, 3} {
@@ -118,10 +119,11 @@ func (b *bench) scaleCluster(ctx context.Context) error {
 
 // scaleKeys fills a store with more and more keys, and measures hits.
 func (b *bench) scaleKeys(ctx context.Context) error {
-	t := &Table{Name: "scale-keys", Title: fmt.Sprintf("Hits of one goroutine as there are more and more keys, each asked for as "+
-		"often as another; values are strings of %d bytes. Bytes per entry are those of the Go heap in L1, and those of Redis. "+
+	t := &Table{Name: "scale-keys", Title: fmt.Sprintf("Hits of one goroutine with more and more keys, all asked for "+
+		"equally often; values are strings of %d bytes. Bytes per entry are those of the Go heap in L1, and those of Redis. "+
 		"In L1: how many of the keys just loaded L1 still has.", len(smallValue)), Columns: []Column{
-		{Name: "L1 hit", Unit: "ns"}, {Name: "L2 hit", Unit: "µs", Digits: 1}, {Name: "L1 bytes/entry"}, {Name: "Redis bytes/entry"},
+		{Name: "L1 hit", Unit: "ns"}, {Name: "L2 hit", Unit: "µs", Digits: 1},
+		{Name: "L1 bytes/entry"}, {Name: "Redis bytes/entry"},
 		{Name: "in L1", Unit: "%", Digits: 2}, {Name: "fill", Unit: "µs/key", Digits: 1},
 	}}
 	for n := 1; n <= b.keys; n *= 100 {
@@ -157,7 +159,7 @@ func (b *bench) scaleKeysTo(ctx context.Context, t *Table, n int) error {
 	for i := range keys {
 		keys[i] = fmt.Sprint("key-", i)
 	}
-	// Time to fill all, and twice the room: L1's counters are estimates.
+	// The TTL leaves time to load all keys. L1 has room for twice as many, because its counters are estimates.
 	conf := refill.Config{TTL: time.Hour, LocalTTL: time.Hour, LocalEntries: max(1000, 2*n), Shared: goredis.New(rdb)}
 	subject := strconv.Itoa(n)
 
@@ -175,7 +177,7 @@ func (b *bench) scaleKeysTo(ctx context.Context, t *Table, n int) error {
 		}
 	}
 	t.Add(subject, "fill", float64(time.Since(began).Microseconds())/float64(n))
-	if n > 1000 { // else it is what else there is
+	if n > 1000 { // with fewer keys, other memory dominates the figure
 		t.Add(subject, "Redis bytes/entry", (usedMemory(ctx, rdb)-used)/float64(n))
 		t.Add(subject, "L1 bytes/entry", (heapBytes()-min(empty, heap))/float64(n))
 	}
@@ -203,9 +205,12 @@ func (b *bench) scaleKeysTo(ctx context.Context, t *Table, n int) error {
 	return nil
 }
 
-// timeGets is the mean time of a Get, asked for over and over for a time, and the share that L1 answered in a first go.
-func timeGets(ctx context.Context, l *refill.Loader[string], keys []string, length time.Duration) (ns, hits float64, err error) {
-	order := make([]string, 1<<12) // drawn before: that costs as much as a hit
+// timeGets is the mean time of a Get, called again and again for a time, and the share that L1 answered in a first
+// pass.
+func timeGets(
+	ctx context.Context, l *refill.Loader[string], keys []string, length time.Duration,
+) (ns, hits float64, err error) {
+	order := make([]string, 1<<12) // drawn before: a draw costs as much as a hit
 	local, gets := 0, 0
 	for i := range order {
 		order[i] = keys[rand.IntN(len(keys))]
@@ -213,7 +218,7 @@ func timeGets(ctx context.Context, l *refill.Loader[string], keys []string, leng
 		if err != nil {
 			return 0, 0, err
 		}
-		if r.Outcome == refill.EventHit {
+		if r.Outcome == refill.OutcomeHit {
 			local++
 		}
 	}

@@ -11,8 +11,8 @@ type Series struct {
 }
 
 const (
-	queries   = "queries" // x: seconds since all began; y: loads a second that began in the tenth of a second from there
-	latencies = "latency" // x: percent; y: that many Gets took no longer, ms
+	queries   = "queries" // x: seconds since all began; y: loads per second that began in the tenth of a second from x on
+	latencies = "latency" // x: percent; y: this share of the Gets took no longer, ms
 )
 
 const tenth = 100 * time.Millisecond
@@ -39,14 +39,15 @@ func (o *outcome) percentiles(subject string) *Series {
 		return s
 	}
 	for _, p := range []float64{
-		1, 10, 20, 30, 40, 50, 60, 70, 75, 80, 85, 88, 90, 91, 92, 93, 94, 95, 96, 97, 98, 99, 99.25, 99.5, 99.75, 99.9, 99.95, 99.975, 99.99,
+		1, 10, 20, 30, 40, 50, 60, 70, 75, 80, 85, 88, 90, 91, 92, 93, 94, 95, 96, 97, 98,
+		99, 99.25, 99.5, 99.75, 99.9, 99.95, 99.975, 99.99,
 	} {
 		s.X, s.Y = append(s.X, p), append(s.Y, ms(o.warm, p))
 	}
 	return s
 }
 
-// curve finds one.
+// curve is the curve with this name, nil if there is none.
 func (t *Table) curve(subject, name string) *Series {
 	for _, s := range t.Series {
 		if s.Subject == subject && s.Name == name {

@@ -6,19 +6,19 @@ import (
 	"testing"
 )
 
-// stage starts servers and processes outside of a test: realtest asks for a testing.TB, of which these few methods are
-// what it needs. A failure ends the program.
+// stage starts servers and processes outside of a test. realtest asks for a testing.TB, but needs only these few
+// methods. A failure ends the program.
 type stage struct {
 	testing.TB
 
-	up   *stage // the one that this is a part of
+	up   *stage // the stage that this one is a part of
 	undo []func()
-	bad  bool // something was amiss, and said
+	bad  bool // a problem was reported
 }
 
 func newStage() *stage { return &stage{} }
 
-// sub is a stage whose end does not end the whole.
+// sub is a stage that can end before the whole.
 func (s *stage) sub() *stage { return &stage{up: s} }
 
 func (*stage) Helper()                    {}
@@ -26,13 +26,13 @@ func (s *stage) Failed() bool             { return s.bad }
 func (*stage) Logf(f string, args ...any) { fmt.Fprintf(os.Stderr, f+"\n", args...) }
 func (s *stage) Cleanup(f func())         { s.undo = append(s.undo, f) }
 
-// Errorf says what was amiss with something that is not needed any more.
+// Errorf reports a problem with something that is no longer needed.
 func (s *stage) Errorf(f string, args ...any) {
 	s.bad = true
 	s.Logf(f, args...)
 }
 
-// Fatalf ends the program, after what was started.
+// Fatalf ends what was started, and then the program.
 func (s *stage) Fatalf(f string, args ...any) {
 	s.Errorf(f, args...)
 	for ; s != nil; s = s.up {
@@ -41,10 +41,10 @@ func (s *stage) Fatalf(f string, args ...any) {
 	os.Exit(1)
 }
 
-// Skipf is asked for where a server is not installed.
+// Skipf is called where a server is not installed.
 func (s *stage) Skipf(f string, args ...any) { s.Fatalf(f, args...) }
 
-// TempDir is gone after close.
+// TempDir is removed by close.
 func (s *stage) TempDir() string {
 	dir, err := os.MkdirTemp("", "refill-bench-")
 	if err != nil {

@@ -10,24 +10,24 @@ import (
 
 // This suite is what refill is for: one hot key, many processes.
 
-// aCallerEvery is how far apart a caller begins its Gets: 8 × 200 of them make 16,000 Gets a second.
+// aCallerEvery is the time between two Gets of a caller: 8 × 200 callers make 16,000 Gets a second.
 const aCallerEvery = 100 * time.Millisecond
 
 // staleFor is longer than any run of the suite needs.
 const staleFor = 10 * time.Second
 
-// A subject is a peer, set up in one way.
+// A subject is a peer in one configuration.
 type subject struct {
 	name, peer string
 	jitter     float64
 }
 
-// contenders are the peers that fit, none of them a limit.
+// contenders are the peers that fit, without the limits.
 func (b *bench) contenders(fits func(peers.Peer) bool) []subject {
 	return b.asTheyAre(func(p peers.Peer) bool { return !p.Limit && fits(p) })
 }
 
-// asTheyAre are the peers that fit, with nothing changed about them.
+// asTheyAre are the peers that fit, unchanged.
 func (b *bench) asTheyAre(fits func(peers.Peer) bool) (s []subject) {
 	for _, p := range b.subjects(fits) {
 		s = append(s, subject{name: p.Name, peer: p.Name})
@@ -35,7 +35,7 @@ func (b *bench) asTheyAre(fits func(peers.Peer) bool) (s []subject) {
 	return s
 }
 
-// withoutJitter adds refill without the jitter of its default: it counts a bit above one load per TTL with it.
+// withoutJitter adds refill without its default jitter. With jitter it has a bit more than one load per TTL.
 func withoutJitter(all []subject) (s []subject) {
 	for _, one := range all {
 		s = append(s, one)
@@ -46,7 +46,7 @@ func withoutJitter(all []subject) (s []subject) {
 	return s
 }
 
-// contest runs each subject once a round, and prints the table.
+// contest runs each subject once per round, and prints the table.
 func (b *bench) contest(ctx context.Context, t *Table, subjects []subject, run func(s subject, round int)) error {
 	for round := range b.rounds {
 		for _, s := range subjects {
@@ -67,7 +67,7 @@ func sharedPeer(p peers.Peer) bool {
 	return p.Shared
 }
 
-// flow is a case in which callers Get all the time.
+// flow is a case with steady traffic.
 type flow struct {
 	name, about string
 	fits        func(peers.Peer) bool
@@ -104,7 +104,7 @@ func stampede(ctx context.Context, b *bench) error {
 	return b.part(ctx, "stampede-killed", b.killedLoader)
 }
 
-// part runs what makes one table of a suite, if it is asked for.
+// part runs one table of a suite, if it is asked for.
 func (b *bench) part(ctx context.Context, table string, run func(context.Context) error) error {
 	if !b.tables.MatchString(table) {
 		return nil
@@ -115,11 +115,12 @@ func (b *bench) part(ctx context.Context, table string, run func(context.Context
 func (b *bench) flow(ctx context.Context, f flow) error {
 	f.job.Way, f.job.Callers, f.job.Every = steady, b.callers, aCallerEvery
 	t := &Table{Name: f.name, Title: fmt.Sprintf("%s: %d processes, %v. Each caller begins a Get every %v; one that "+
-		"outlasts that counts for those it held up, too. Quantiles are after the first value. Expiries: %.0f, as many values as "+
-		"the run has room for, the first one included. %s %s",
+		"outlasts that also counts for those it held up. Quantiles are after the first value. Expiries: %.0f, as many "+
+		"values as the run has room for, including the first one. %s %s",
 		f.about, b.processes, f.job, aCallerEvery, f.job.expiries(), commandsMean, ageMeans(f.job)), Columns: []Column{
 		{Name: "loads/expiry", Digits: 1}, {Name: "most at once"},
-		{Name: "p50", Unit: "ms", Digits: 4}, {Name: "p99", Unit: "ms", Digits: 3}, {Name: "p99.9", Unit: "ms", Digits: 3}, {Name: "max", Unit: "ms", Digits: 1},
+		{Name: "p50", Unit: "ms", Digits: 4}, {Name: "p99", Unit: "ms", Digits: 3},
+		{Name: "p99.9", Unit: "ms", Digits: 3}, {Name: "max", Unit: "ms", Digits: 1},
 		{Name: "commands/expiry"}, {Name: "trips/expiry"},
 		{Name: "stale", Unit: "%", Digits: 1}, {Name: "oldest", Unit: "ms"}, {Name: "errors", Unit: "%", Digits: 2},
 	}}
@@ -132,8 +133,8 @@ func (b *bench) flow(ctx context.Context, f flow) error {
 	})
 }
 
-const commandsMean = "Commands include those called in scripts, but not those that set up a connection; trips are all reads of a " +
-	"socket by the server."
+const commandsMean = "Commands include those called in scripts, but not those that set up a connection; trips are " +
+	"all reads of a socket by the server."
 
 func ageMeans(j job) string {
 	if j.Invalidate > 0 {
@@ -167,18 +168,18 @@ func (o *outcome) addTo(t *Table, subject string, j job) {
 	}
 }
 
-// share is 0 of nothing.
+// share is part / of, and part itself if of is 0.
 func share(part, of int64) float64 { return float64(part) / float64(max(1, of)) }
 
-// coldStart lets all callers ask for a key that nobody has, at the same moment, for one key after the other.
+// coldStart lets all callers ask for the same new key at the same moment, for one key after the other.
 func (b *bench) coldStart(ctx context.Context) error {
 	j := job{
 		TTL: time.Minute, Load: 100 * time.Millisecond, For: b.length, Way: bursts, Callers: b.callers,
 		Every: 500 * time.Millisecond,
 	}
 	j.Keys = max(1, int(j.For/j.Every))
-	t := &Table{Name: "stampede-cold", Title: fmt.Sprintf("All callers of %d processes Get the same new key at the same moment: "+
-		"%v, %d keys one after another. Beyond the load: what the longest of these Gets took less the load's time.",
+	t := &Table{Name: "stampede-cold", Title: fmt.Sprintf("All callers of %d processes Get the same new key at the same "+
+		"moment: %v, %d keys one after another. Beyond the load: what the longest of these Gets took less the load's time.",
 		b.processes, j, j.Keys), Columns: []Column{
 		{Name: "loads/key", Digits: 1}, {Name: "most at once"}, {Name: "beyond the load", Unit: "ms", Digits: 1},
 		{Name: "worst key", Unit: "ms", Digits: 1}, {Name: "commands/key"}, {Name: "errors", Unit: "%", Digits: 2},
@@ -206,9 +207,10 @@ func (b *bench) killedLoader(ctx context.Context) error {
 		Every: 15 * time.Second,
 	}
 	t := &Table{Name: "stampede-killed", Title: fmt.Sprintf("kill -9 of the process that loads, 300 ms after it began: "+
-		"%d processes, %d callers in each, a load takes %v. ms from the kill until the next load begins (0: others load already) "+
-		"and until the first value is served.", b.processes, b.callers, j.Load), Columns: []Column{
-		{Name: "next load", Unit: "ms"}, {Name: "first value", Unit: "ms"}, {Name: "loads"}, {Name: "errors", Unit: "%", Digits: 2},
+		"%d processes, %d callers in each, a load takes %v. ms from the kill until the next load begins (0: others load "+
+		"already) and until the first value is served.", b.processes, b.callers, j.Load), Columns: []Column{
+		{Name: "next load", Unit: "ms"}, {Name: "first value", Unit: "ms"},
+		{Name: "loads"}, {Name: "errors", Unit: "%", Digits: 2},
 	}}
 	return b.contest(ctx, t, b.contenders(sharedPeer), func(s subject, _ int) {
 		o := b.run(ctx, fleet{job: j.of(s), processes: b.processes, killAfter: 300 * time.Millisecond})

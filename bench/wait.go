@@ -8,17 +8,17 @@ import (
 	"github.com/refill-go/refill/bench/peers"
 )
 
-// wait measures what a caller on one node loses by waiting for a load on another: from the end of the load to the value in
-// its hands.
+// wait measures what a caller on one node loses by waiting for a load on another node: the time from the end of the
+// load until it has the value.
 func wait(ctx context.Context, b *bench) error {
 	j := job{
 		TTL: time.Minute, Way: relay, Callers: 1, Every: 30 * time.Millisecond, For: b.length,
 		Load: 20 * time.Millisecond, Spread: 100 * time.Millisecond, // so that polls fall on any moment
 	}
 	j.Keys = max(1, int(j.For/j.Every))
-	t := &Table{Name: "wait", Title: fmt.Sprintf("Process A begins to load a new key every %v, for %v to %v each; %v later B asks for it. "+
-		"From the end of the load until B has the value; %d keys a round. Elsewhere: how often B got what A had loaded. Commands "+
-		"are those of A and B for one key, those in scripts included.",
+	t := &Table{Name: "wait", Title: fmt.Sprintf("Process A begins to load a new key every %v, for %v to %v each; %v "+
+		"later B asks for it. From the end of the load until B has the value; %d keys a round. Elsewhere: how often B "+
+		"got what A had loaded. Commands are those of A and B for one key, including those in scripts.",
 		j.Every, j.Load, j.Load+j.Spread, relayAfter, j.Keys), Columns: []Column{
 		{Name: "p50", Unit: "ms", Digits: 2}, {Name: "p99", Unit: "ms", Digits: 2}, {Name: "elsewhere", Unit: "%"},
 		{Name: "commands/key", Digits: 1}, {Name: "trips/key", Digits: 1}, {Name: "errors", Unit: "%", Digits: 2},

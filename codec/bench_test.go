@@ -56,7 +56,7 @@ func some(r *rand.Rand, n int) string {
 
 func product() Product { return products(1)[0] }
 
-// products are the same ones each time.
+// products are the same each time.
 func products(n int) []Product {
 	r := rand.New(rand.NewPCG(1, 2))
 	day := time.Date(2026, 3, 1, 12, 0, 0, 123456000, time.UTC)
@@ -78,12 +78,13 @@ func products(n int) []Product {
 	return list
 }
 
-// page is HTML of about that size.
+// page is HTML of about this size.
 func page(size int) []byte {
 	r := rand.New(rand.NewPCG(3, 4))
 	b := []byte("<!doctype html><html><body>\n")
 	for len(b) < size {
-		b = fmt.Appendf(b, "<div class=\"row item-%d\"><h2>%s</h2>\n<p class=\"text-sm muted\">%s</p><a href=\"/p/%x\">more</a></div>\n",
+		b = fmt.Appendf(b, "<div class=\"row item-%d\"><h2>%s</h2>\n"+
+			"<p class=\"text-sm muted\">%s</p><a href=\"/p/%x\">more</a></div>\n",
 			r.IntN(9), some(r, 3), some(r, 20), r.Uint32())
 	}
 	return b
@@ -95,7 +96,7 @@ func (jsonCodec) Name() string                       { return "json" }
 func (jsonCodec) Marshal(v any) ([]byte, error)      { return json.Marshal(v) }
 func (jsonCodec) Unmarshal(data []byte, p any) error { return json.Unmarshal(data, p) }
 
-// The table of docs/codecs.md.
+// BenchmarkCodecs measures what the table of docs/codecs.md shows.
 func BenchmarkCodecs(b *testing.B) {
 	structs := []refill.Codec{jsonCodec{}, codec.CBOR, codec.Compress(nil, 0), codec.Compress(codec.CBOR, 0)}
 	for _, n := range []int{1, 16, 100} {

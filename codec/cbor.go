@@ -8,28 +8,29 @@ import (
 	"github.com/refill-go/refill"
 )
 
-// CBOR encodes values as CBOR (RFC 8949). Fields have the names that JSON gives them: `json` tags count, `cbor` tags go
-// first; fields that a record lacks stay zero, those that a type lacks are skipped. It keeps what JSON loses: NaN and
-// infinities, any byte in a string, a time or an integer in an interface{} (there, integers come back as int64, maps as
-// map[string]any). A time keeps its nanoseconds and its offset, not the name of its zone, as with JSON.
+// CBOR encodes values as CBOR (RFC 8949). Fields have the same names as in JSON: `json` tags count, `cbor` tags take
+// precedence. Fields that a record lacks stay zero; those that a type lacks are skipped. CBOR keeps what JSON loses:
+// NaN and infinities, any byte in a string, a time or an integer in an interface{} (there, integers come back as int64,
+// maps as map[string]any). A time keeps its nanoseconds and its offset, but not the name of its zone, as with JSON.
 //
-// Types with MarshalBinary or MarshalText are encoded by these, but MarshalJSON is not called: a type that has nothing
-// else, and no exported field, is an error, since nothing of it would be stored. So is a value that contains itself.
+// Types with MarshalBinary or MarshalText are encoded by these methods. MarshalJSON is not called: a type that has only
+// MarshalJSON and no exported field is an error, since nothing of it would be stored. A value that contains itself is
+// also an error.
 var CBOR refill.Codec = cborCodec{}
 
 type cborCodec struct{}
 
-// maxDepth is how deep encoding/json lets a value be nested.
+// maxDepth is how deeply encoding/json lets a value nest.
 const maxDepth = 10_000
 
 var (
 	encMode = must(cbor.EncOptions{
-		Time:          cbor.TimeRFC3339Nano, // the default has whole seconds
-		TimeTag:       cbor.EncTagRequired,  // so that a time in an interface{} stays one
+		Time:          cbor.TimeRFC3339Nano, // the default keeps whole seconds
+		TimeTag:       cbor.EncTagRequired,  // so that a time in an interface{} stays a time
 		TextMarshaler: cbor.TextMarshalerTextString,
 	}.EncMode())
-	// What can be encoded can be decoded: the defaults refuse long slices, deep values and strings that are not UTF-8. The
-	// number of elements needs no other bound than the record's length, which is checked before anything is allocated.
+	// Any value that can be encoded can be decoded: the defaults refuse long slices, deep values and strings that are not
+	// UTF-8. The length of the record bounds the number of elements; it is checked before anything is allocated.
 	decMode = must(cbor.DecOptions{
 		MaxArrayElements: math.MaxInt32,
 		MaxMapPairs:      math.MaxInt32,

@@ -16,7 +16,7 @@ import (
 	"github.com/refill-go/refill/codec"
 )
 
-// through is what comes out of a codec when v goes in.
+// through encodes and decodes v.
 func through[V any](t *testing.T, c refill.Codec, v V) V {
 	t.Helper()
 	var w V
@@ -36,7 +36,7 @@ func same[V any](t *testing.T, c refill.Codec, v V) {
 	}
 }
 
-// drawn is what testing/quick makes values of.
+// drawn is the type of the random values of testing/quick.
 type drawn struct {
 	Maker
 	I8     int8
@@ -67,7 +67,7 @@ type byText struct{ s string }
 func (x byText) MarshalText() ([]byte, error)     { return []byte(x.s), nil }
 func (x *byText) UnmarshalText(text []byte) error { x.s = string(text); return nil }
 
-// byAll has all three, and each writes something else, as decimal types do.
+// byAll has all three pairs of methods, and each writes something else, as decimal types do.
 type byAll struct{ byText }
 
 func (x byAll) MarshalBinary() ([]byte, error) { return []byte("b" + x.s), nil }
@@ -102,8 +102,9 @@ func TestCBORFidelity(t *testing.T) {
 	}{math.MinInt64, math.MaxUint64})
 	same[any](t, codec.CBOR, map[string]any{"a": int64(1<<53 + 1), "b": int64(-1), "c": []any{true, nil, 0.5, "x"}})
 	same(t, codec.CBOR, []float64{math.Inf(1), math.Inf(-1), math.MaxFloat64, math.SmallestNonzeroFloat64})
-	if got := through(t, codec.CBOR, []float64{math.NaN(), math.Copysign(0, -1)}); !math.IsNaN(got[0]) || !math.Signbit(got[1]) {
-		t.Errorf("NaN and -0 became %v", got)
+	odd := through(t, codec.CBOR, []float64{math.NaN(), math.Copysign(0, -1)})
+	if !math.IsNaN(odd[0]) || !math.Signbit(odd[1]) {
+		t.Errorf("NaN and -0 became %v", odd)
 	}
 	same(t, codec.CBOR, "not UTF-8: \xff\x00")
 	same(t, codec.CBOR, json.RawMessage(`{"a": 1}`))
@@ -112,7 +113,7 @@ func TestCBORFidelity(t *testing.T) {
 	same(t, codec.CBOR, []netip.Addr{netip.MustParseAddr("2001:db8::1"), {}})
 	same(t, codec.CBOR, big.NewInt(math.MinInt64))
 	same(t, codec.CBOR, &url.URL{Scheme: "https", User: url.User("me"), Host: "example.com", Path: "/"})
-	same(t, codec.CBOR, make([]int, 200_000)) // above the library's own bound
+	same(t, codec.CBOR, make([]int, 200_000)) // above the library's own limit
 	deep := any("x")
 	for range 1000 {
 		deep = []any{deep}
@@ -120,7 +121,7 @@ func TestCBORFidelity(t *testing.T) {
 	same(t, codec.CBOR, deep)
 }
 
-// Old and new releases of a service share a store: a field more or less must not hurt.
+// Old and new releases of a service share a store: an added or a removed field must do no harm.
 func TestCBORFieldsComeAndGo(t *testing.T) {
 	type v1 struct {
 		A int    `json:"alpha"`
@@ -137,7 +138,8 @@ func TestCBORFieldsComeAndGo(t *testing.T) {
 		t.Fatal(err)
 	}
 	var all map[string]any
-	if err := codec.CBOR.Unmarshal(b, &all); err != nil || !reflect.DeepEqual(all, map[string]any{"alpha": int64(1), "b": "x"}) {
+	want := map[string]any{"alpha": int64(1), "b": "x"}
+	if err := codec.CBOR.Unmarshal(b, &all); err != nil || !reflect.DeepEqual(all, want) {
 		t.Errorf("fields %v, %v: not those of JSON", all, err)
 	}
 	var newer v2
@@ -157,7 +159,7 @@ type byJSON struct{ s string }
 
 func (x byJSON) MarshalJSON() ([]byte, error) { return json.Marshal(x.s) }
 
-// What only MarshalJSON could have kept is an error, wherever in the type it is; the name of the type is in it.
+// What only MarshalJSON could keep is an error, wherever in the type it is. The error names the type.
 func TestCBORRefusesWhatItWouldLose(t *testing.T) {
 	type tree struct {
 		Sub  []*tree
@@ -176,7 +178,7 @@ func TestCBORRefusesWhatItWouldLose(t *testing.T) {
 		D *big.Int
 		E struct{}
 		F byJSON               `json:"-"`
-		G struct{ hidden int } // JSON loses it, too
+		G struct{ hidden int } // JSON loses it as well
 	}
 	if _, err := codec.CBOR.Marshal(fine{D: new(big.Int)}); err != nil {
 		t.Error(err)
@@ -193,7 +195,7 @@ type list struct{ Rest *list }
 
 type nest []nest
 
-// A value that contains itself is an error, as with JSON, and one that is only met twice is not.
+// A value that contains itself is an error, as with JSON. A value that only occurs twice is not.
 func TestCBORCycles(t *testing.T) {
 	a, b, c := new(ring), new(ring), new(ring)
 	a.Next, a.Prev, b.Next, b.Prev = b, b, a, a

@@ -11,16 +11,16 @@ import (
 	"github.com/fxamacker/cbor/v2"
 )
 
-// This file keeps from CBOR what it would not survive: types that it would store as nothing, which is worse than an error,
-// and values that contain themselves, which would end the process.
+// This file rejects what CBOR cannot store: types of which it would store nothing, which is worse than an error, and
+// values that contain themselves, which would end the process.
 
-// checkup is what is to know about a type.
+// checkup is what Marshal must know about a type.
 type checkup struct {
 	err  error
 	open bool // its values can contain themselves
 }
 
-// checkups has those that were made, by reflect.Type.
+// checkups has the results so far, by reflect.Type.
 var checkups sync.Map
 
 func checked(t reflect.Type) *checkup {
@@ -28,13 +28,13 @@ func checked(t reflect.Type) *checkup {
 		return c.(*checkup)
 	}
 	c := new(checkup)
-	c.err = c.look(t, map[reflect.Type]bool{})
+	c.err = c.inspect(t, map[reflect.Type]bool{})
 	checkups.Store(t, c)
 	return c
 }
 
-// look goes through a type. under has those that it is in the middle of, and false for those that are done.
-func (c *checkup) look(t reflect.Type, under map[reflect.Type]bool) error {
+// inspect checks a type. under is true for the types that contain it, and false for those that are done.
+func (c *checkup) inspect(t reflect.Type, under map[reflect.Type]bool) error {
 	if within, known := under[t]; known {
 		c.open = c.open || within
 		return nil
@@ -48,12 +48,12 @@ func (c *checkup) look(t reflect.Type, under map[reflect.Type]bool) error {
 	case reflect.Interface:
 		c.open = true
 	case reflect.Map:
-		if err := c.look(t.Key(), under); err != nil {
+		if err := c.inspect(t.Key(), under); err != nil {
 			return err
 		}
-		return c.look(t.Elem(), under)
+		return c.inspect(t.Elem(), under)
 	case reflect.Pointer, reflect.Slice, reflect.Array:
-		return c.look(t.Elem(), under)
+		return c.inspect(t.Elem(), under)
 	case reflect.Struct:
 		return c.fields(t, under)
 	}
@@ -65,7 +65,7 @@ func (c *checkup) fields(t reflect.Type, under map[reflect.Type]bool) error {
 	for i := range t.NumField() {
 		if f := t.Field(i); isStored(f) {
 			stored = true
-			if err := c.look(f.Type, under); err != nil {
+			if err := c.inspect(f.Type, under); err != nil {
 				return err
 			}
 		}
@@ -76,14 +76,16 @@ func (c *checkup) fields(t reflect.Type, under map[reflect.Type]bool) error {
 	return nil
 }
 
-// isStored reports whether CBOR may look into a field: embedded structs count, too, for what they export.
+// isStored reports whether CBOR may store a field. Embedded structs count as well, for the fields that they export.
 func isStored(f reflect.StructField) bool {
 	return (f.IsExported() || f.Anonymous) && f.Tag.Get("json") != "-" && f.Tag.Get("cbor") != "-"
 }
 
 var (
 	byMethod = []reflect.Type{
-		reflect.TypeFor[cbor.Marshaler](), reflect.TypeFor[encoding.BinaryMarshaler](), reflect.TypeFor[encoding.TextMarshaler](),
+		reflect.TypeFor[cbor.Marshaler](),
+		reflect.TypeFor[encoding.BinaryMarshaler](),
+		reflect.TypeFor[encoding.TextMarshaler](),
 	}
 	byJSON = []reflect.Type{reflect.TypeFor[json.Marshaler]()}
 )
@@ -107,7 +109,7 @@ type place struct {
 	t   reflect.Type
 }
 
-// path has the places on the way to where a walk is. One that comes again is a cycle.
+// path has the places on the way to the current value. A place that comes again is a cycle.
 type path map[place]bool
 
 func (p path) walk(v reflect.Value) error {
@@ -140,7 +142,7 @@ func (p path) walk(v reflect.Value) error {
 	return nil
 }
 
-// into walks on through what v holds. The keys of a map hold nothing that CBOR would follow.
+// into continues the walk with what v holds. The keys of a map hold nothing that CBOR would follow.
 func (p path) into(v reflect.Value) error {
 	var held []reflect.Value
 	switch t := v.Type(); v.Kind() {
@@ -172,7 +174,7 @@ func (p path) into(v reflect.Value) error {
 	return nil
 }
 
-// mayHold reports whether values of type t can hold others: it spares a walk through numbers and strings.
+// mayHold reports whether values of type t can hold others. It saves a walk through numbers and strings.
 func mayHold(t reflect.Type) bool {
 	switch t.Kind() {
 	case reflect.Interface, reflect.Pointer, reflect.Map, reflect.Slice, reflect.Array, reflect.Struct:

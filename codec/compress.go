@@ -10,12 +10,12 @@ import (
 	"github.com/refill-go/refill"
 )
 
-// Compress packs what inner encodes into more than above bytes with S2, where that makes it smaller. A nil inner is the
-// default of refill.Config.Codec: JSON, and the bytes themselves for a []byte or string. A good size to begin at is 4<<10;
-// 0 or less tries with every value.
+// Compress compresses what inner encodes into more than above bytes, with S2, if that makes it smaller. A nil inner is
+// the default of refill.Config.Codec: JSON, and the bytes themselves for a []byte or string. A good size to begin with
+// is 4<<10; with 0 or less, every value is tried.
 //
-// Its name is that of inner and "+s2"; above may change without a loss of what is stored. A record that would unpack to
-// more than 64 MiB is refused, and so a miss; values above that are not packed.
+// Its name is that of inner and "+s2". If above changes, what is stored stays readable. A record that would decompress
+// to more than 64 MiB is refused, and so is a miss; values above that size are not compressed.
 func Compress(inner refill.Codec, above int) refill.Codec {
 	return compressed{inner: inner, above: above}
 }
@@ -25,8 +25,8 @@ type compressed struct {
 	above int
 }
 
-// The first byte of a payload says what follows: the inner codec's bytes, or those of a []byte or string, packed or not.
-// The two are told apart for a V of type any, where Unmarshal cannot see what Marshal was given.
+// The first byte of a payload says what follows: the inner codec's bytes, or those of a []byte or string, compressed or
+// not. A V of type any needs the difference between the last two: Unmarshal cannot see what Marshal was given.
 const (
 	packed = 1 << iota
 	rawBytes
@@ -35,7 +35,7 @@ const (
 	allFlags = packed | rawBytes | rawString
 )
 
-// maxUnpacked bounds what a few bytes may make a reader allocate.
+// maxUnpacked limits what a few bytes may make a reader allocate.
 const maxUnpacked = 64 << 20
 
 var (
@@ -43,7 +43,7 @@ var (
 	errFlags = errors.New("codec: not written by Compress")
 )
 
-// scratch has *[]byte to pack into: S2 asks for more room than the result takes.
+// scratch has *[]byte buffers to compress into: S2 needs more room than the result takes.
 var scratch sync.Pool
 
 func (c compressed) Name() string {
@@ -72,7 +72,7 @@ func (c compressed) Marshal(v any) ([]byte, error) {
 	return b, nil
 }
 
-// encode is the inner codec's Marshal. What it returns may be the caller's own memory.
+// encode is the inner codec's Marshal. Its result may be the caller's own memory.
 func (c compressed) encode(v any) (plain []byte, flags byte, err error) {
 	if c.inner != nil {
 		plain, err = c.inner.Marshal(v)
@@ -88,7 +88,7 @@ func (c compressed) encode(v any) (plain []byte, flags byte, err error) {
 	return plain, 0, err
 }
 
-// pack returns nil where nothing is gained.
+// pack returns nil if compression gains nothing.
 func pack(plain []byte, flags byte) []byte {
 	buf, _ := scratch.Get().(*[]byte)
 	if buf == nil {
@@ -132,18 +132,18 @@ func (c compressed) Unmarshal(data []byte, p any) error {
 	return json.Unmarshal(data, p)
 }
 
-// unpack allocates what it returns: a codec may keep it.
+// unpack allocates its result, because a codec may keep it.
 func unpack(z []byte) ([]byte, error) {
 	n, err := s2.DecodedLen(z)
 	if err != nil {
-		return nil, fmt.Errorf("codec: unpacking: %w", err)
+		return nil, fmt.Errorf("codec: decompressing: %w", err)
 	}
 	if n > maxUnpacked {
-		return nil, fmt.Errorf("codec: unpacking: %d bytes, at most %d", n, maxUnpacked)
+		return nil, fmt.Errorf("codec: decompressing: %d bytes, at most %d", n, maxUnpacked)
 	}
 	plain, err := s2.Decode(make([]byte, n), z)
 	if err != nil {
-		return nil, fmt.Errorf("codec: unpacking: %w", err)
+		return nil, fmt.Errorf("codec: decompressing: %w", err)
 	}
 	return plain, nil
 }

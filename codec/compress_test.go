@@ -31,14 +31,14 @@ func TestCompressKeepsValues(t *testing.T) {
 		}
 		same(t, c, product())
 	}
-	// The default inside an interface: JSON alone could not tell these apart.
+	// The default codec in an interface: JSON alone could not distinguish these.
 	same[any](t, compressors[0], []byte(strings.Repeat("123", 100)))
 	same[any](t, compressors[0], []byte("123"))
 	same[any](t, compressors[0], "123")
 	same[any](t, compressors[0], 123.0)
 }
 
-// What does not shrink, or is small, is stored as it is with one byte more.
+// A value that is small, or does not shrink, is stored as it is, with one byte more.
 func TestCompressOnlyWhatShrinks(t *testing.T) {
 	noise := make([]byte, 10_000)
 	for i := range noise {
@@ -69,7 +69,7 @@ func TestCompressOnlyWhatShrinks(t *testing.T) {
 	}
 }
 
-// The codec must not touch the loaded value's memory, nor hand out memory that it uses again.
+// The codec must not change or keep the loaded value's memory, nor hand out memory that it uses again.
 func TestCompressOwnsItsMemory(t *testing.T) {
 	c := codec.Compress(nil, 10)
 	in := bytes.Repeat([]byte("a"), 100)
@@ -100,7 +100,7 @@ func TestCompressOwnsItsMemory(t *testing.T) {
 	}
 }
 
-// Another size above which it packs reads what the first one wrote.
+// A codec with another above reads what the first one wrote.
 func TestCompressAboveMayChange(t *testing.T) {
 	v := product()
 	for _, inner := range []refill.Codec{nil, codec.CBOR} {
@@ -138,8 +138,8 @@ type nameless struct{ refill.Codec }
 
 func (nameless) Name() string { return "" }
 
-// A record of a few bytes must not make a node allocate what it says.
-func TestBomb(t *testing.T) {
+// A record of a few bytes must not make a node allocate the size that it claims.
+func TestDecompressionBomb(t *testing.T) {
 	bomb := append([]byte{1 | 2}, s2.Encode(nil, make([]byte, 64<<20+1))...)
 	if len(bomb) > 1000 {
 		t.Fatalf("%d bytes", len(bomb))
@@ -159,7 +159,7 @@ func TestBomb(t *testing.T) {
 	if testing.Short() {
 		return
 	}
-	// What is larger is stored, and read again, as it is.
+	// A larger value is stored and read as it is.
 	c, large := codec.Compress(nil, 0), make([]byte, 64<<20+1)
 	b, err := c.Marshal(large)
 	if err != nil || len(b) != len(large)+1 {
@@ -202,7 +202,7 @@ func TestForeignBytesAreErrors(t *testing.T) {
 	}
 }
 
-// An error of the inner codec comes through.
+// An error of the inner codec is returned.
 func TestInnerError(t *testing.T) {
 	if _, err := codec.Compress(codec.CBOR, 0).Marshal(byJSON{}); err == nil {
 		t.Error("no error")
@@ -228,7 +228,8 @@ func TestConcurrentUse(t *testing.T) {
 	wg.Wait()
 }
 
-// Decoding costs what the value itself needs: one allocation for a []byte, packed or not, two at most for its box.
+// Decoding allocates only what the value needs: nothing for a []byte that is stored as it is, one allocation for a
+// compressed one.
 func TestDecodeAllocations(t *testing.T) {
 	c := codec.Compress(nil, 1000)
 	for size, most := range map[int]float64{500: 0, 50_000: 1} {

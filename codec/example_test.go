@@ -11,14 +11,14 @@ import (
 	"github.com/refill-go/refill/codec"
 )
 
-// Structs in half the time of JSON, and with what JSON cannot say.
+// CBOR encodes structs in half the time of JSON, and keeps what JSON cannot represent.
 func Example_cbor() {
 	type Stats struct {
 		Mean float64 `json:"mean"`
 		Seen time.Time
 	}
 	load := func(context.Context, string) (Stats, error) {
-		return Stats{Mean: math.NaN(), Seen: time.Unix(0, 1).UTC()}, nil // of no rows
+		return Stats{Mean: math.NaN(), Seen: time.Unix(0, 1).UTC()}, nil // the mean of no rows
 	}
 	stats, err := refill.New("stats", load, refill.Config{TTL: time.Minute, Codec: codec.CBOR})
 	if err != nil {
@@ -31,7 +31,7 @@ func Example_cbor() {
 	// {NaN 1970-01-01 00:00:00.000000001 +0000 UTC} <nil>
 }
 
-// Pages of more than 4 KiB are packed in the store; callers get them as they were.
+// Pages of more than 4 KiB are compressed in the store. Callers get them as they were.
 func ExampleCompress() {
 	load := func(_ context.Context, path string) ([]byte, error) {
 		return []byte("<h1>" + path + "</h1>" + strings.Repeat("<p>text</p>", 1000)), nil

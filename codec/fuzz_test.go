@@ -9,7 +9,7 @@ import (
 	"github.com/refill-go/refill/codec"
 )
 
-// allocated is how many bytes f allocates, or this process meanwhile.
+// allocated is how many bytes this process allocates while f runs.
 func allocated(f func()) uint64 {
 	read := func() uint64 {
 		s := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
@@ -21,7 +21,7 @@ func allocated(f func()) uint64 {
 	return read() - before
 }
 
-// hostile decodes bytes of anybody's: no panic, and no more memory than a multiple of what a reader can be made to unpack.
+// hostile decodes untrusted bytes. They must cause no panic and no allocations above most bytes.
 func hostile(t *testing.T, c refill.Codec, data []byte, most uint64) {
 	for _, p := range []any{new(Product), new(any), new([]byte), new(string), new([]drawn), new(map[string]int)} {
 		if n := allocated(func() { _ = c.Unmarshal(data, p) }); n > most {
@@ -43,7 +43,7 @@ func seed(f *testing.F, c refill.Codec) {
 
 func FuzzCBOR(f *testing.F) {
 	seed(f, codec.CBOR)
-	f.Add([]byte{0x9b, 0, 0, 0, 0, 0x7f, 0xff, 0xff, 0xff}) // an array of 2^31-1, of which there is none
+	f.Add([]byte{0x9b, 0, 0, 0, 0, 0x7f, 0xff, 0xff, 0xff}) // an array that claims 2^31-1 elements and has none
 	f.Add(bytes.Repeat([]byte{0x81}, 20_000))               // arrays in arrays
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if len(data) < 64<<10 {

@@ -15,5 +15,6 @@ require (
 	github.com/dgraph-io/ristretto/v2 v2.4.0 // indirect
 	github.com/dustin/go-humanize v1.0.1 // indirect
 	github.com/x448/float16 v0.8.4 // indirect
+	golang.org/x/sync v0.1.0 // indirect
 	golang.org/x/sys v0.36.0 // indirect
 )

@@ -13,32 +13,36 @@ import (
 	"time"
 
 	"github.com/refill-go/refill"
+	"github.com/refill-go/refill/backend/memory"
 	"github.com/refill-go/refill/codec"
+	"github.com/refill-go/refill/driver"
 )
 
-// watched collects what happens in a Loader.
+// watched collects the events of a Loader.
 type watched struct {
 	mu    sync.Mutex
-	kinds []refill.EventKind
+	kinds []any // of events, and the outcomes of Gets
 }
 
 func (w *watched) on(e refill.Event) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.kinds = append(w.kinds, e.Kind)
+	w.kinds = append(w.kinds, e.Kind, e.Outcome)
 }
 
-func (w *watched) saw(k refill.EventKind) bool {
+func (w *watched) saw(k any) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.Contains(w.kinds, k)
 }
 
-// process is one process's way to a store: in one process a name belongs to one codec.
-type process struct{ refill.Store }
+// process is one process's view of a store: in one process a name belongs to one codec.
+type process struct{ driver.Store }
 
-// node is a Loader on a store, without L1, so that each Get decodes what stands there.
-func node[V any](t *testing.T, shared refill.Store, c refill.Codec, load func() V) (*refill.Loader[V], *watched, *atomic.Int64) {
+// node is a Loader on a store, without L1, so that each Get decodes the stored record.
+func node[V any](
+	t *testing.T, shared driver.Store, c refill.Codec, load func() V,
+) (*refill.Loader[V], *watched, *atomic.Int64) {
 	t.Helper()
 	w, loads := new(watched), new(atomic.Int64)
 	l, err := refill.New("thing", func(context.Context, string) (V, error) {
@@ -51,8 +55,8 @@ func node[V any](t *testing.T, shared refill.Store, c refill.Codec, load func() 
 	return l, w, loads
 }
 
-// Nodes of a fleet that is being deployed have different codecs. Each takes the other's record for a miss and loads; no
-// caller sees an error or a wrong value; when all have the new codec, one load is enough for all.
+// During a deployment the nodes of a fleet have different codecs. Each treats the other's record as a miss and loads.
+// No caller sees an error or a wrong value. Once all nodes have the new codec, one load is enough for all.
 func TestCodecChangesUnderAFleet(t *testing.T) {
 	codecs := []refill.Codec{nil, codec.CBOR, codec.Compress(nil, 0), codec.Compress(codec.CBOR, 0)}
 	for i, was := range codecs {
@@ -70,7 +74,7 @@ func TestCodecChangesUnderAFleet(t *testing.T) {
 
 func change[V any](t *testing.T, was, is refill.Codec, load func() V) {
 	t.Helper()
-	shared := refill.NewMemory()
+	shared := memory.New()
 	get := func(l *refill.Loader[V]) {
 		t.Helper()
 		if got, err := l.Get(t.Context(), "k"); err != nil || !reflect.DeepEqual(got, load()) {
@@ -85,23 +89,23 @@ func change[V any](t *testing.T, was, is refill.Codec, load func() V) {
 	defer b.Close()
 	get(b)
 	get(b)
-	if !seen.saw(refill.EventBadRecord) || seen.saw(refill.EventError) || aLoads.Load() != 1 || bLoads.Load() != 1 {
+	if !seen.saw(refill.EventBadRecord) || seen.saw(refill.OutcomeFailed) || aLoads.Load() != 1 || bLoads.Load() != 1 {
 		t.Errorf("%v → %v: %d and %d loads, events %v", was, is, aLoads.Load(), bLoads.Load(), seen.kinds)
 	}
-	get(a) // the old node, which is still there
+	get(a) // the old node still runs
 	get(b)
 	c, seen, cLoads := node(t, shared, is, load) // the next one to be deployed
 	defer c.Close()
 	get(c)
-	if cLoads.Load() != 0 || seen.saw(refill.EventBadRecord) || seen.saw(refill.EventError) {
+	if cLoads.Load() != 0 || seen.saw(refill.EventBadRecord) || seen.saw(refill.OutcomeFailed) {
 		t.Errorf("%v → %v: %d loads on the third node, events %v", was, is, cLoads.Load(), seen.kinds)
 	}
 }
 
-// A node that packs from another size on reads what is there.
+// A node that compresses above another size reads what is stored.
 func TestAboveChangesUnderAFleet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		shared := refill.NewMemory()
+		shared := memory.New()
 		load := func() string { return string(page(20_000)) }
 		for i, above := range []int{4 << 10, 1 << 20, 0} {
 			l, seen, loads := node(t, shared, codec.Compress(nil, above), load)
@@ -114,11 +118,11 @@ func TestAboveChangesUnderAFleet(t *testing.T) {
 	})
 }
 
-// A record of ours whose payload is not: to the callers it is a miss, like any other.
+// A record is valid, but its payload is not: for the callers it is a miss like any other.
 func TestBadPayloadIsAMiss(t *testing.T) {
 	for _, c := range []refill.Codec{codec.CBOR, codec.Compress(nil, 0), codec.Compress(codec.CBOR, 0)} {
 		synctest.Test(t, func(t *testing.T) {
-			shared := &spoilt{Store: refill.NewMemory()}
+			shared := &spoilt{Store: memory.New()}
 			l, seen, loads := node(t, shared, c, product)
 			defer l.Close()
 			for range 2 {
@@ -134,9 +138,9 @@ func TestBadPayloadIsAMiss(t *testing.T) {
 	}
 }
 
-// spoilt returns records with half of their payload, but with the right sum.
+// spoilt returns records with half of their payload, but with the right checksum.
 type spoilt struct {
-	refill.Store
+	driver.Store
 	spoil atomic.Bool
 }
 
@@ -145,7 +149,7 @@ func (s *spoilt) Get(ctx context.Context, key string) ([]byte, error) {
 	if !s.spoil.Load() || err != nil || b == nil {
 		return b, err
 	}
-	r, err := refill.DecodeRecord(b)
+	r, err := driver.DecodeRecord(b)
 	if err != nil {
 		return nil, err
 	}
@@ -153,10 +157,10 @@ func (s *spoilt) Get(ctx context.Context, key string) ([]byte, error) {
 	return r.Append(nil)
 }
 
-// What stands in the store is packed, and what callers get is not.
+// The store holds compressed bytes. Callers get the value as it was.
 func TestStoredSize(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		shared := &sized{Store: refill.NewMemory()}
+		shared := &sized{Store: memory.New()}
 		body := page(50_000)
 		l, _, _ := node(t, shared, codec.Compress(nil, 4<<10), func() []byte { return body })
 		defer l.Close()
@@ -171,17 +175,17 @@ func TestStoredSize(t *testing.T) {
 }
 
 type sized struct {
-	refill.Store
+	driver.Store
 	published atomic.Int64
 }
 
-func (s *sized) Publish(ctx context.Context, p refill.Publication) (refill.Published, error) {
+func (s *sized) Publish(ctx context.Context, p driver.PublishRequest) (driver.PublishResult, error) {
 	s.published.Store(int64(len(p.Record)))
 	return s.Store.Publish(ctx, p)
 }
 
-// A codec without a name is refused when the Loader is made, and one that cannot encode the type at the first load, by an
-// error that names both; the caller has its value all the same.
+// refill.New refuses a codec without a name. A codec that cannot encode the type fails at the first load, with an error
+// that names the type; the caller still has its value.
 func TestBadCodecs(t *testing.T) {
 	load := func(context.Context, string) (byJSON, error) { return byJSON{"x"}, nil }
 	_, err := refill.New("thing", load, refill.Config{TTL: time.Hour, Codec: codec.Compress(nameless{codec.CBOR}, 0)})

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/refill-go/refill"
+	"github.com/refill-go/refill/driver"
 )
 
 // brokenLock is a lock of a place.
@@ -18,13 +18,13 @@ type brokenLock struct {
 }
 
 type brokenWatch struct {
-	bell chan struct{}
-	node string
+	signal chan struct{}
+	node   string
 }
 
-func (w *brokenWatch) ring() {
+func (w *brokenWatch) wake() {
 	select {
-	case w.bell <- struct{}{}:
+	case w.signal <- struct{}{}:
 	default:
 	}
 }
@@ -73,7 +73,7 @@ func (n *node) lock(ctx context.Context, key string, step func(k *brokenLock, no
 	return nil
 }
 
-func (n *node) TryLock(ctx context.Context, key, token string, ttl time.Duration) (s refill.LockState, err error) {
+func (n *node) TryLock(ctx context.Context, key, token string, ttl time.Duration) (s driver.LockResult, err error) {
 	err = n.lock(ctx, key, func(k *brokenLock, now time.Time) {
 		was := k.holder
 		n.gap("lock-race")
@@ -141,10 +141,10 @@ func (n *node) Unlock(ctx context.Context, key, token string) (mine bool, err er
 			k.fence = 0
 		}
 		for i, w := range k.watches {
-			if n.is("wake-nobody") || n.is("wake-one") && i > 0 || n.is("wake-own-node") && w.node != n.id {
+			if n.is("wake-none") || n.is("wake-one") && i > 0 || n.is("wake-own-node") && w.node != n.id {
 				continue
 			}
-			w.ring()
+			w.wake()
 		}
 		if n.is("wake-once") {
 			k.watches = nil
@@ -156,7 +156,7 @@ func (n *node) Unlock(ctx context.Context, key, token string) (mine bool, err er
 func (n *node) Watch(key string) (wake <-chan struct{}, stop func()) {
 	w := &brokenWatch{make(chan struct{}, 1), n.id}
 	_ = n.lock(context.Background(), key, func(k *brokenLock, _ time.Time) { k.watches = append(k.watches, w) })
-	return w.bell, func() {
+	return w.signal, func() {
 		_ = n.lock(context.Background(), key, func(k *brokenLock, _ time.Time) {
 			k.watches = slices.DeleteFunc(k.watches, func(x *brokenWatch) bool {
 				return x == w && !n.is("watch-stays") || n.is("watch-stops-all")

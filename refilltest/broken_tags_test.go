@@ -7,33 +7,33 @@ import (
 	"strings"
 	"time"
 
-	"github.com/refill-go/refill"
+	"github.com/refill-go/refill/driver"
 )
 
-// brokenTag is the mark of a tag in a place.
+// brokenTag is the state of a tag in a place.
 type brokenTag struct {
-	refill.TagState
+	driver.TagState
 	until   time.Time
-	foreign bool // bytes that are no mark, or another type; without an end
+	foreign bool // foreign bytes, or another type; without an end
 }
 
 func (p *place) plantTag(tag string) { p.tags[tag] = &brokenTag{foreign: true} }
 
 func (n *node) GetMany(ctx context.Context, keys ...string) (records [][]byte, err error) {
 	seen := map[string]bool{}
-	if n.is("many-sorted") {
+	if n.is("getmany-sorted") {
 		keys = slices.Sorted(slices.Values(keys))
 	}
 	for _, key := range keys {
 		var record []byte
 		actErr := n.act(ctx, key, func(c *brokenCell, _ time.Time) {
 			switch {
-			case c.value.garbled && n.is("many-garbled-error"):
+			case c.value.garbled && n.is("getmany-garbled-error"):
 				err = errGarbled
-			case n.is("many-once") && seen[key], n.is("many-decodes") && refill.RecordToken([]byte(c.value.data)) == "":
+			case n.is("getmany-once") && seen[key], n.is("getmany-decodes") && driver.RecordToken([]byte(c.value.data)) == "":
 			case c.value.data != "" && !c.value.garbled:
 				record = []byte(c.value.data)
-			case n.is("many-empty"):
+			case n.is("getmany-empty"):
 				record = []byte{}
 			}
 		})
@@ -41,15 +41,15 @@ func (n *node) GetMany(ctx context.Context, keys ...string) (records [][]byte, e
 			return nil, err
 		}
 		seen[key] = true
-		if record != nil || !n.is("many-skips") {
+		if record != nil || !n.is("getmany-skips") {
 			records = append(records, record)
 		}
 	}
 	return records, nil
 }
 
-// mark runs a step on the mark of a tag.
-func (n *node) mark(ctx context.Context, tag string, step func(k *brokenTag, now time.Time)) (err error) {
+// onTag runs one atomic step on the state of a tag.
+func (n *node) onTag(ctx context.Context, tag string, step func(k *brokenTag, now time.Time)) (err error) {
 	if err := n.answer(ctx); err != nil {
 		return err
 	}
@@ -78,12 +78,12 @@ func (n *node) mark(ctx context.Context, tag string, step func(k *brokenTag, now
 	return nil
 }
 
-func (n *node) Tags(ctx context.Context, tags ...string) (states []refill.TagState, err error) {
+func (n *node) Tags(ctx context.Context, tags ...string) (states []driver.TagState, err error) {
 	if n.is("tags-sorted") {
 		tags = slices.Sorted(slices.Values(tags))
 	}
 	for _, tag := range tags {
-		err = errors.Join(err, n.mark(ctx, tag, func(k *brokenTag, _ time.Time) {
+		err = errors.Join(err, n.onTag(ctx, tag, func(k *brokenTag, _ time.Time) {
 			t := k.TagState
 			if n.is("tags-always-known") {
 				t.Known = true
@@ -94,31 +94,31 @@ func (n *node) Tags(ctx context.Context, tags ...string) (states []refill.TagSta
 	return states, err
 }
 
-func (n *node) HoldTags(ctx context.Context, reach, keep time.Duration, tags ...string) (err error) {
-	if n.is("hold-first") && len(tags) > 1 {
+func (n *node) EnsureTags(ctx context.Context, reach, keep time.Duration, tags ...string) (err error) {
+	if n.is("ensure-first") && len(tags) > 1 {
 		tags = tags[:1]
 	}
-	if n.is("hold-no-reach") {
+	if n.is("ensure-no-reach") {
 		reach = 0
 	}
 	for _, tag := range tags {
-		err = errors.Join(err, n.mark(ctx, tag, func(k *brokenTag, now time.Time) {
+		err = errors.Join(err, n.onTag(ctx, tag, func(k *brokenTag, now time.Time) {
 			known := k.Known
-			n.gap("race-hold")
-			if !known || n.is("hold-overwrites") {
-				k.TagState = refill.TagState{Known: true, Invalidated: now.Add(-reach)}
+			n.gap("race-ensure")
+			if !known || n.is("ensure-overwrites") {
+				k.TagState = driver.TagState{Known: true, Invalidated: now.Add(-reach)}
 			}
-			n.live(k, now.Add(keep), n.is("hold-shortens"), n.is("hold-idle") && known)
-			if n.is("hold-loud") {
-				n.announce(refill.Note{Kind: refill.NoteTagInvalidated, Key: tag})
+			n.keepState(k, now.Add(keep), n.is("ensure-shortens"), n.is("ensure-idle") && known)
+			if n.is("ensure-announces") {
+				n.announce(driver.Announcement{Kind: driver.TagInvalidated, Key: tag})
 			}
 		}))
 	}
 	return err
 }
 
-// live is the life of a mark that is held or voided.
-func (n *node) live(k *brokenTag, until time.Time, shortens, idle bool) {
+// keepState sets the life of a tag state and replaces a foreign one.
+func (n *node) keepState(k *brokenTag, until time.Time, shortens, idle bool) {
 	if !idle && (shortens || k.until.Before(until)) {
 		k.until = until
 	}
@@ -128,7 +128,7 @@ func (n *node) live(k *brokenTag, until time.Time, shortens, idle bool) {
 }
 
 func (n *node) InvalidateTags(ctx context.Context, by string, keep time.Duration, tags ...string) error {
-	return n.voidTags(ctx, refill.NoteTagInvalidated, by, keep, tags, func(k *brokenTag, at time.Time) {
+	return n.changeTags(ctx, driver.TagInvalidated, by, keep, tags, func(k *brokenTag, at time.Time) {
 		k.Invalidated = at
 		if n.is("tag-invalidate-forgets") {
 			k.Expired = time.Time{}
@@ -137,7 +137,7 @@ func (n *node) InvalidateTags(ctx context.Context, by string, keep time.Duration
 }
 
 func (n *node) ExpireTags(ctx context.Context, by string, keep time.Duration, tags ...string) error {
-	return n.voidTags(ctx, refill.NoteTagExpired, by, keep, tags, func(k *brokenTag, at time.Time) {
+	return n.changeTags(ctx, driver.TagExpired, by, keep, tags, func(k *brokenTag, at time.Time) {
 		if !k.Known && !n.is("tag-expire-revives") || n.is("tag-expire-invalidates") {
 			k.Invalidated = at
 		}
@@ -145,26 +145,28 @@ func (n *node) ExpireTags(ctx context.Context, by string, keep time.Duration, ta
 	})
 }
 
-func (n *node) voidTags(
-	ctx context.Context, kind refill.NoteKind, by string, keep time.Duration, tags []string, step func(*brokenTag, time.Time),
+// changeTags is what InvalidateTags and ExpireTags have in common.
+func (n *node) changeTags(
+	ctx context.Context, kind driver.AnnouncementKind, by string, keep time.Duration, tags []string,
+	step func(*brokenTag, time.Time),
 ) (err error) {
-	if n.is("tag-void-first") && len(tags) > 1 {
+	if n.is("tag-only-first") && len(tags) > 1 {
 		tags = tags[:1]
 	}
 	for _, tag := range tags {
-		err = errors.Join(err, n.mark(ctx, tag, func(k *brokenTag, now time.Time) {
+		err = errors.Join(err, n.onTag(ctx, tag, func(k *brokenTag, now time.Time) {
 			at, was := n.momentOf(now), *k
-			n.gap("race-tag-void")
-			if n.is("race-tag-void") {
+			n.gap("race-tag-change")
+			if n.is("race-tag-change") {
 				*k = was
 			}
-			if !k.Known || !n.is("tag-void-once") {
+			if !k.Known || !n.is("tag-only-once") {
 				step(k, at)
 			}
 			k.Known = true
-			n.live(k, now.Add(keep), n.is("tag-void-shortens"), n.is("tag-void-keeps-end") && was.Known)
-			n.besides(tag, at)
-			n.announceTag(refill.Note{Kind: kind, Key: tag, Token: by, At: at})
+			n.keepState(k, now.Add(keep), n.is("tag-shortens"), n.is("tag-keeps-end") && was.Known)
+			n.sideEffects(tag, at)
+			n.announceTag(driver.Announcement{Kind: kind, Key: tag, Token: by, At: at})
 		}))
 	}
 	return err
@@ -182,31 +184,31 @@ func (n *node) momentOf(now time.Time) time.Time {
 	return now
 }
 
-// besides does what a void of a tag must not do.
-func (n *node) besides(tag string, at time.Time) {
-	if n.is("tag-voids-all") {
+// sideEffects does what InvalidateTags and ExpireTags must not do.
+func (n *node) sideEffects(tag string, at time.Time) {
+	if n.is("tag-changes-all") {
 		for _, k := range n.tags {
 			k.Invalidated, k.Expired = at, at
 		}
 	}
-	if n.is("tag-voids-key") {
+	if n.is("tag-deletes-value") {
 		*n.cell(tag).value = slot{}
 	}
-	if n.is("tag-voids-load") {
+	if n.is("tag-deletes-claim") {
 		*n.cell(tag).claim = slot{}
 	}
 }
 
-func (n *node) announceTag(note refill.Note) {
+func (n *node) announceTag(a driver.Announcement) {
 	switch {
-	case n.is("tag-void-silent"):
+	case n.is("tag-silent"):
 		return
-	case n.is("tag-note-no-at"):
-		note.At = time.Time{}
-	case n.is("tag-note-no-token"):
-		note.Token = ""
-	case n.is("tag-note-as-key"):
-		note.Kind = refill.NoteInvalidated
+	case n.is("tag-announcement-no-at"):
+		a.At = time.Time{}
+	case n.is("tag-announcement-no-token"):
+		a.Token = ""
+	case n.is("tag-announcement-as-key"):
+		a.Kind = driver.Invalidated
 	}
-	n.announce(note)
+	n.announce(a)
 }

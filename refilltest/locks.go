@@ -7,44 +7,44 @@ import (
 	"testing"
 	"time"
 
-	"github.com/refill-go/refill"
+	"github.com/refill-go/refill/driver"
 )
 
-// LockHarness tells [TestLockDriver] how to make what it tests.
+// LockHarness tells [TestLocks] how to make what it tests.
 type LockHarness struct {
-	// World makes an empty place and two nodes over it, see [StoreHarness].
+	// World makes an empty place and two nodes that share it, see [StoreHarness].
 	World func(t testing.TB) LockWorld
 
 	// Bubble runs each case inside testing/synctest, see [StoreHarness].
 	Bubble bool
 
-	// Short is the lease that the cases about its end wait for, some eight of them: at least 200 ms, and the least that the
-	// store grants. Default 400 ms.
+	// Short is the lease that some eight cases wait for until it ends. It is at least 200 ms, and not shorter than the
+	// shortest lease that the service grants. Default 400 ms.
 	Short time.Duration
 
-	// NoFence says that the store has no fencing token, so that LockState.Fence is 0.
+	// NoFence says that the service has no fencing tokens: LockResult.Fence is always 0.
 	NoFence bool
 }
 
 // LockWorld is one place that two nodes share.
 type LockWorld struct {
-	// A and B are two nodes over the same place.
-	A, B refill.LockDriver
+	// A and B are two nodes over the same place, see [StoreWorld].
+	A, B driver.Locks
 
-	// Pass lets time pass for the store. Nil is time.Sleep. Where it is set, time is taken not to pass by itself, and what
-	// needs both the store's time and the process's is skipped.
+	// Pass lets time pass for the service. Nil means time.Sleep. If it is set, time is assumed not to pass by itself, and
+	// cases that need the time of both the service and the process are skipped.
 	Pass func(d time.Duration)
 
-	// Delete, where the place allows it, takes the lock of key away from whoever holds it, as an operator would.
+	// Delete removes the lock of key, whichever token holds it, as an operator would. Nil if the place does not allow it.
 	Delete func(key string)
 
-	// Silence and Break, where the place allows them, are those of [StoreWorld].
+	// Silence and Break are those of [StoreWorld].
 	Silence func(silent bool)
 	Break   func()
 }
 
-// TestLockDriver runs the suite: one subtest per rule of [refill.LockDriver], by itself and under a [refill.Locker].
-func TestLockDriver(t *testing.T, h LockHarness) {
+// TestLocks runs the suite: one subtest per rule of [driver.Locks], used directly and through a [refill.Locker].
+func TestLocks(t *testing.T, h LockHarness) {
 	for _, c := range lockCases() {
 		t.Run(c.name, func(t *testing.T) {
 			inBubble(t, h.Bubble, func(t testing.TB) { c.test(t, h) })
@@ -59,7 +59,7 @@ type lockCase struct {
 }
 
 func lockCases() []lockCase {
-	return slices.Concat(driverCases, watchCases, lockRaceCases, lockerCases)
+	return slices.Concat(holderCases, watchCases, lockRaceCases, lockerCases)
 }
 
 func (c lockCase) test(t testing.TB, h LockHarness) {
@@ -70,7 +70,8 @@ func (c lockCase) test(t testing.TB, h LockHarness) {
 	c.run(&locks{TB: t, LockWorld: w, clock: newClock(h.Short, w.Pass), ctx: ctx, noFence: h.NoFence})
 }
 
-// locks is the world of a case, with the words in which cases are told. A word that does not come true ends the case.
+// locks is the world of a case, with the steps that cases consist of. A step that does not do what the case wants ends
+// the case.
 type locks struct {
 	testing.TB
 	LockWorld
@@ -86,36 +87,36 @@ func (l *locks) ok(err error, call string, args ...any) {
 	}
 }
 
-func (l *locks) try(d refill.LockDriver, key, token string, ttl time.Duration) refill.LockState {
+func (l *locks) try(d driver.Locks, key, token string, ttl time.Duration) driver.LockResult {
 	l.Helper()
 	s, err := d.TryLock(l.ctx, key, token, ttl)
 	l.ok(err, "TryLock(%q, %s)", key, token)
 	return s
 }
 
-// win takes the lock, which has to be free, and returns its fence.
-func (l *locks) win(d refill.LockDriver, key, token string, ttl time.Duration) uint64 {
+// win takes the lock, which must be free, and returns its fence.
+func (l *locks) win(d driver.Locks, key, token string, ttl time.Duration) uint64 {
 	l.Helper()
 	s := l.try(d, key, token, ttl)
 	if !s.Won {
-		l.Fatalf("TryLock(%q, %s) = %+v, want it won: the lock is free", key, token, s)
+		l.Fatalf("TryLock(%q, %s) = %+v, want Won: the lock is free", key, token, s)
 	}
 	if l.noFence != (s.Fence == 0) {
-		l.Fatalf("TryLock(%q, %s) = %+v, and LockHarness.NoFence is %v", key, token, s, l.noFence)
+		l.Fatalf("TryLock(%q, %s) = %+v, but LockHarness.NoFence is %v", key, token, s, l.noFence)
 	}
 	return s.Fence
 }
 
-// lose finds the lock held for at most ttl.
-func (l *locks) lose(d refill.LockDriver, key, token string, ttl time.Duration) {
+// lose demands that the lock is held, for at most ttl and not much less.
+func (l *locks) lose(d driver.Locks, key, token string, ttl time.Duration) {
 	l.Helper()
 	s := l.try(d, key, token, long)
 	if s.Won || s.Left <= 0 || s.Left > ttl || s.Left <= ttl-callTime {
-		l.Fatalf("TryLock(%q, %s) = %+v, want it lost, and Left at most %v and not much less", key, token, s, ttl)
+		l.Fatalf("TryLock(%q, %s) = %+v, want not Won, and Left at most %v and not much less", key, token, s, ttl)
 	}
 }
 
-func (l *locks) extend(d refill.LockDriver, key, token string, ttl time.Duration, want bool) {
+func (l *locks) extend(d driver.Locks, key, token string, ttl time.Duration, want bool) {
 	l.Helper()
 	mine, err := d.Extend(l.ctx, key, token, ttl)
 	l.ok(err, "Extend(%q, %s)", key, token)
@@ -124,7 +125,7 @@ func (l *locks) extend(d refill.LockDriver, key, token string, ttl time.Duration
 	}
 }
 
-func (l *locks) unlock(d refill.LockDriver, key, token string, want bool) {
+func (l *locks) unlock(d driver.Locks, key, token string, want bool) {
 	l.Helper()
 	mine, err := d.Unlock(l.ctx, key, token)
 	l.ok(err, "Unlock(%q, %s)", key, token)
@@ -133,32 +134,33 @@ func (l *locks) unlock(d refill.LockDriver, key, token string, want bool) {
 	}
 }
 
-// ended waits for a short lock to end by itself; token takes it then.
-func (l *locks) ended(d refill.LockDriver, key, token string) (fence uint64) {
+// takeOver waits for a short lock to end by itself. Then token takes it.
+func (l *locks) takeOver(d driver.Locks, key, token string) (fence uint64) {
 	l.Helper()
 	won := func() bool {
 		s := l.try(d, key, token, long)
 		fence = s.Fence
 		return s.Won
 	}
-	if !l.ends(won) {
-		l.Fatalf("TryLock(%q, %s) is not won although the lock of %v is long over", key, token, l.short)
+	if !l.runOut(won) {
+		l.Fatalf("TryLock(%q, %s) is not Won long after the end of the lock of %v", key, token, l.short)
 	}
 	return fence
 }
 
-// after demands that a fence is larger than that of the holder before.
-func (l *locks) after(fence, before uint64) {
+// wantLarger demands that a fence is larger than that of the holder before.
+func (l *locks) wantLarger(fence, before uint64) {
 	l.Helper()
 	if !l.noFence && fence <= before {
 		l.Fatalf("fence %d after %d, want it larger", fence, before)
 	}
 }
 
-var driverCases = []lockCase{
+var holderCases = []lockCase{
 	{
 		"check",
-		`Check says what is wrong with the driver as it was set up: nothing, or the suite has nothing to test.`,
+		`Check returns what is wrong with the configuration of the service. A service under test must have nothing wrong. In
+production refill.NewLocker reports the error.`,
 		func(l *locks) {
 			l.ok(l.A.Check(), "Check of A")
 			l.ok(l.B.Check(), "Check of B")
@@ -166,59 +168,64 @@ var driverCases = []lockCase{
 	},
 	{
 		"exclusive",
-		`TryLock takes the lock if it is free, and says otherwise how long the holder's lease has to live. Each key has its own.
-Two holders are what a lock is there to prevent; a wrong Left makes those who wait poll, or wait behind a dead holder.`,
+		`TryLock takes the lock if it is free. Otherwise it returns the remaining life of the holder's lock. Each key has
+its own lock. A lock exists to prevent two holders. With a wrong Left, waiters poll, or wait for a holder that has
+died.`,
 		lockExclusive,
 	},
 	{
 		"own-token",
-		`The token's own lock counts as taken, with the same fence: the reply to an earlier try was lost and the client sent
-it again. Otherwise the holder waits for itself until its lease is over.`,
+		`A lock that belongs to the token already counts as won, with the same fence: the reply to an earlier try was lost,
+and the client sent it again. Otherwise the holder waits for itself until its lock ends.`,
 		lockOwnToken,
 	},
 	{
 		"ends",
-		`The lock ends by itself, and then its holder can neither extend nor free it. Otherwise a dead holder locks for ever
-(seeds row 2), or a late one touches what is another's by now.`,
+		`The lock ends by itself, and then its holder can neither extend nor free it. Otherwise a holder that died locks
+the key for ever, or a late holder extends or frees the lock of the next one.`,
 		lockEnds,
 	},
 	{
 		"fence-rises",
-		`The fence is larger than that of every earlier holder of the key, on whatever node, after Unlock and after the end of
-a lease. A counter that starts again lets the resource refuse the new holder and believe the frozen one.`,
+		`The fence is larger than that of every earlier holder of the key, on any node, after Unlock and after the end of a
+lock. If the counter starts again, the protected resource rejects the new holder and accepts the frozen one.`,
 		lockFenceRises,
 	},
 	{
 		"extend",
-		`Extend lets the lock live for ttl from now if it is the token's. Work that is longer than the lease depends on it.`,
+		`Extend sets the remaining life of the lock to ttl if the lock belongs to the token. Otherwise work that takes longer
+than the lock's ttl loses its lock.`,
 		lockExtend,
 	},
 	{
 		"extend-not-mine",
-		`Extend changes nothing of another's lock, and never creates one. An extension without the owner check prolongs a dead
-holder's lease; one that creates locks a key whose holder has gone (Redisson 7272).`,
+		`Extend does not change the lock of another token, and never creates a lock. Without that check, a node that has
+lost its lock extends the lock of a holder that has died. If Extend creates a lock, a key without a holder is locked
+(Redisson issue 7272).`,
 		lockExtendNotMine,
 	},
 	{
 		"unlock-not-mine",
-		`Unlock frees the lock only if it is the token's. A late Unlock of a holder whose lease ran out must not free the next
-one's: a third would come in (seeds row 5).`,
+		`Unlock frees the lock only if it belongs to the token. Otherwise the late Unlock of a holder whose lock has ended
+frees the lock of the next holder, and a third gets it at the same time.`,
 		lockUnlockNotMine,
 	},
 	{
 		"keys-apart",
-		`The lock of one key is never that of another, whatever characters the keys hold.`,
+		`The lock of one key is never that of another key, whatever characters the keys contain. Otherwise work on one thing
+waits for unrelated work, or one Unlock frees the lock of another.`,
 		lockKeysApart,
 	},
 	{
-		"ctx-over",
-		`A call whose ctx is over already returns an error and changes nothing.`,
-		lockCtxOver,
+		"ctx-ended",
+		`A call whose ctx has already ended returns an error and changes nothing. Its caller has left, so a lock that it takes
+has no holder.`,
+		lockCtxEnded,
 	},
 	{
 		"silent-server",
-		`Every call returns when its ctx ends, also when the server does not answer. A renewal that hangs lets the lock end
-without its holder being told.`,
+		`Every call returns when its ctx ends, even if the server does not answer. If a renewal hangs, the lock ends and its
+holder does not learn of it.`,
 		lockSilentServer,
 	},
 }
@@ -238,17 +245,17 @@ func lockOwnToken(l *locks) {
 	fence := l.win(l.A, key, "a#1", long)
 	for range 2 {
 		if again := l.win(l.A, key, "a#1", long); again != fence {
-			l.Fatalf("fence %d of the token's own lock, taken before with fence %d", again, fence)
+			l.Fatalf("repeated TryLock returns fence %d, want %d as before", again, fence)
 		}
 	}
 	l.lose(l.B, key, "b#1", long)
-	l.unlock(l.A, key, "a#1", true) // once is enough, it is not counted
-	l.after(l.win(l.B, key, "b#1", long), fence)
+	l.unlock(l.A, key, "a#1", true) // one Unlock is enough: tries are not counted
+	l.wantLarger(l.win(l.B, key, "b#1", long), fence)
 }
 
 func lockEnds(l *locks) {
 	l.win(l.A, key, "a#1", l.short)
-	l.ended(l.B, key, "b#1")
+	l.takeOver(l.B, key, "b#1")
 	l.extend(l.A, key, "a#1", long, false)
 	l.unlock(l.A, key, "a#1", false)
 	l.lose(l.A, key, "a#2", long)
@@ -257,16 +264,16 @@ func lockEnds(l *locks) {
 
 func lockFenceRises(l *locks) {
 	var last uint64
-	for i, d := range []refill.LockDriver{l.A, l.B, l.A, l.A, l.B, l.B} {
+	for i, d := range []driver.Locks{l.A, l.B, l.A, l.A, l.B, l.B} {
 		token := fmt.Sprintf("n#%d", i)
 		fence := l.win(d, key, token, long)
-		l.after(fence, last)
+		l.wantLarger(fence, last)
 		last = fence
 		l.unlock(d, key, token, true)
 	}
-	l.after(l.win(l.A, key, "a#1", l.short), last)
+	l.wantLarger(l.win(l.A, key, "a#1", l.short), last)
 	last = l.win(l.A, key, "a#1", l.short)
-	l.after(l.ended(l.B, key, "b#1"), last)
+	l.wantLarger(l.takeOver(l.B, key, "b#1"), last)
 }
 
 func lockExtend(l *locks) {
@@ -275,24 +282,24 @@ func lockExtend(l *locks) {
 	l.lose(l.B, key, "b#1", long)
 	l.pass(2 * l.short)
 	l.lose(l.B, key, "b#1", long)
-	l.extend(l.A, key, "a#1", l.short, true) // from now: it can also come nearer
-	l.ended(l.B, key, "b#1")
+	l.extend(l.A, key, "a#1", l.short, true) // the end can also move closer
+	l.takeOver(l.B, key, "b#1")
 }
 
 func lockExtendNotMine(l *locks) {
-	l.extend(l.A, key, "a#1", long, false) // nobody's
+	l.extend(l.A, key, "a#1", long, false) // a free lock
 	l.win(l.A, key, "a#2", l.short)
 	l.extend(l.B, key, "b#1", long, false)
-	l.ended(l.B, key, "b#2")
+	l.takeOver(l.B, key, "b#2")
 	l.unlock(l.B, key, "b#2", true)
 	l.extend(l.B, key, "b#2", long, false)
 	l.win(l.A, key, "a#3", long)
 }
 
 func lockUnlockNotMine(l *locks) {
-	l.unlock(l.A, key, "a#0", false) // nobody's
+	l.unlock(l.A, key, "a#0", false) // a free lock
 	l.win(l.A, key, "a#1", l.short)
-	l.ended(l.B, key, "b#1")
+	l.takeOver(l.B, key, "b#1")
 	l.unlock(l.A, key, "a#1", false)
 	l.lose(l.A, key, "a#2", long)
 	l.unlock(l.B, key, "b#1", true)
@@ -320,13 +327,13 @@ func lockKeysApart(l *locks) {
 	}
 }
 
-func lockCtxOver(l *locks) {
+func lockCtxEnded(l *locks) {
 	l.win(l.A, key, "a#1", long)
 	ctx, cancel := context.WithCancel(l.ctx)
 	cancel()
 	for _, c := range l.calls(key, "product:43") {
 		if err := c.do(ctx); err == nil {
-			l.Fatalf("%s with a ctx that is over gives no error", c.name)
+			l.Fatalf("%s with a ctx that has ended returns no error", c.name)
 		}
 	}
 	l.win(l.B, "product:43", "b#1", long)
@@ -334,7 +341,7 @@ func lockCtxOver(l *locks) {
 	l.extend(l.A, key, "a#1", long, true)
 }
 
-// calls are all calls of A: about key by the token a#1, and for the lock of free by a#2.
+// calls are all calls of A: for key with the token a#1, and for the lock of free with a#2.
 func (l *locks) calls(key, free string) []call {
 	return []call{
 		{"TryLock", func(ctx context.Context) error { _, err := l.A.TryLock(ctx, free, "a#2", long); return err }},
@@ -346,16 +353,16 @@ func (l *locks) calls(key, free string) []call {
 func lockSilentServer(l *locks) {
 	needs(l, "LockWorld.Silence", l.Silence != nil)
 	l.win(l.A, key, "a#1", long)
-	silent := undone(l, l.Silence)
+	silent := fault(l, l.Silence)
 	silent(true)
 	for _, c := range l.calls(key, "product:43") {
-		giveUp(l, l.ctx, c)
+		wantGivesUp(l, l.ctx, c)
 	}
 	silent(false)
 	answers := func() bool { _, err := l.A.Extend(l.ctx, key, "a#1", long); return err == nil }
 	for deadline := time.Now().Add(patience); !answers(); <-time.After(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			l.Fatalf("Extend gives errors %v after the server answers again", patience)
+			l.Fatalf("Extend still returns errors %v after the server answers again", patience)
 		}
 	}
 	l.win(l.A, "product:44", "a#3", long)

@@ -11,10 +11,10 @@ import (
 	"time"
 )
 
-// mutant is a flaw of a place, and the cases that have to find it, whatever others do.
+// mutant is a flaw of a place, and the cases that must find it. Other cases may find it as well.
 type mutant struct{ flaw, foundBy string }
 
-// storeMutants break the rules of refill.Store.
+// storeMutants break the rules of driver.Store.
 var storeMutants = []mutant{
 	{"check", "check"},
 	{"get-empty", "get-absent"},
@@ -24,12 +24,12 @@ var storeMutants = []mutant{
 	{"get-shares", "get-bytes"},
 	{"publish-eats", "get-bytes"},
 	{"publish-cuts", "get-large"},
-	{"many-sorted", "getmany-order"},
-	{"many-skips", "getmany-order"},
-	{"many-once", "getmany-order"},
-	{"many-empty", "getmany-order"},
-	{"many-decodes", "getmany-foreign"},
-	{"many-garbled-error", "getmany-foreign"},
+	{"getmany-sorted", "getmany-order"},
+	{"getmany-skips", "getmany-order"},
+	{"getmany-once", "getmany-order"},
+	{"getmany-empty", "getmany-order"},
+	{"getmany-decodes", "getmany-foreign"},
+	{"getmany-garbled-error", "getmany-foreign"},
 	{"keep-endless", "keep-ends"},
 	{"keep-short", "keep-ends"},
 	{"expire-drops-end", "keep-ends"},
@@ -38,173 +38,173 @@ var storeMutants = []mutant{
 	{"keys-suffix", "keys-apart"},
 	{"locks-are-leases", "locks-apart"},
 
-	{"lease-shared", "begin-exclusive race-one-winner"},
-	{"lease-per-node", "begin-exclusive"},
-	{"holder-unknown", "begin-exclusive"},
-	{"begin-no-claim", "begin-takes-both"},
-	{"begin-once-endless", "begin-takes-both"},
-	{"begin-ttls-swapped", "begin-takes-both lease-ends claim-ends"},
-	{"late-begin-revives", "begin-late"},
-	{"begin-again-moves", "begin-late"},
-	{"begin-again-lies", "begin-late"},
-	{"own-token-lost", "begin-own-token"},
-	{"own-token-once", "begin-own-token"},
-	{"left-missing", "begin-left"},
-	{"left-not-forced", "begin-left"},
-	{"left-unit", "begin-left"},
-	{"left-of-asker", "begin-left"},
-	{"held-lengthens", "begin-left"},
-	{"held-takes-claim", "begin-held"},
-	{"held-drops-claim", "begin-held"},
-	{"held-frees-lease", "begin-held"},
-	{"begin-refuses-any", "begin-sees"},
-	{"begin-absent-other", "begin-sees"},
-	{"begin-unseen", "begin-other"},
-	{"begin-seen-prefix", "begin-other"},
-	{"begin-other-takes", "begin-other begin-other-first"},
-	{"begin-other-loud", "begin-other begin-other-first notes-silence"},
-	{"begin-other-no-record", "begin-other get-large"},
-	{"begin-other-frees-any", "begin-other-first"},
-	{"held-before-other", "begin-other-first"},
-	{"force-held-before-other", "begin-other-first"},
-	{"begin-other-keeps-lease", "begin-other-gives-back"},
-	{"begin-other-silent", "begin-other-gives-back"},
-	{"begin-foreign", "begin-foreign"},
-	{"begin-foreign-error", "begin-foreign"},
-	{"clock-other", "begin-clock expire-marks"},
-	{"begin-clock-back", "begin-clock"},
+	{"lease-shared", "acquire-exclusive race-one-winner"},
+	{"lease-per-node", "acquire-exclusive"},
+	{"holder-unknown", "acquire-exclusive"},
+	{"acquire-no-claim", "acquire-takes-lease-and-claim"},
+	{"acquire-try-endless", "acquire-takes-lease-and-claim"},
+	{"acquire-ttls-swapped", "acquire-takes-lease-and-claim lease-ends claim-ends"},
+	{"acquire-replay-revives", "acquire-replayed"},
+	{"acquire-replay-moves-claim", "acquire-replayed"},
+	{"acquire-replay-wrong-now", "acquire-replayed"},
+	{"own-token-lost", "acquire-own-token"},
+	{"own-token-once", "acquire-own-token"},
+	{"left-missing", "acquire-left"},
+	{"left-not-forced", "acquire-left"},
+	{"left-unit", "acquire-left"},
+	{"left-of-requester", "acquire-left"},
+	{"held-lengthens", "acquire-left"},
+	{"held-takes-claim", "acquire-held"},
+	{"held-drops-claim", "acquire-held"},
+	{"held-frees-lease", "acquire-held"},
+	{"acquire-always-changed", "acquire-seen"},
+	{"acquire-absent-changed", "acquire-seen"},
+	{"acquire-never-changed", "acquire-changed"},
+	{"acquire-seen-prefix", "acquire-changed"},
+	{"changed-takes-lease", "acquire-changed acquire-changed-before-held"},
+	{"changed-announces-always", "acquire-changed acquire-changed-before-held subscribe-nothing-freed"},
+	{"changed-no-record", "acquire-changed get-large"},
+	{"changed-frees-any", "acquire-changed-before-held"},
+	{"held-before-changed", "acquire-changed-before-held"},
+	{"force-held-before-changed", "acquire-changed-before-held"},
+	{"changed-keeps-lease", "acquire-changed-frees-lease"},
+	{"changed-silent", "acquire-changed-frees-lease"},
+	{"acquire-foreign", "acquire-foreign"},
+	{"acquire-foreign-error", "acquire-foreign"},
+	{"clock-other", "acquire-clock expire-marks-once"},
+	{"acquire-clock-back", "acquire-clock"},
 
 	{"lease-endless", "lease-ends"},
-	{"begin-first-claim-stays", "lease-taken-over"},
-	{"publish-needs-lease", "lease-over-claim-stands"},
+	{"acquire-keeps-old-claim", "lease-taken-over"},
+	{"publish-needs-lease", "lease-ended-claim-valid"},
 	{"claim-endless", "claim-ends"},
 
-	{"renew-idle", "renew-lengthens"},
-	{"renew-without-claim", "renew-needs-both"},
-	{"renew-without-lease", "renew-needs-both"},
+	{"renew-idle", "renew-extends"},
+	{"renew-without-claim", "renew-needs-lease-and-claim"},
+	{"renew-without-lease", "renew-needs-lease-and-claim"},
 	{"renew-creates", "renew-never-creates"},
 	{"renew-any", "renew-not-mine"},
 
-	{"wait-unknown", "publish-quiet"},
-	{"wait-not-forced", "publish-quiet"},
-	{"mark-lost-by-repeat", "quiet-after-repeat"},
-	{"mark-lost-by-renewal", "quiet-after-repeat"},
-	{"quiet-after-lease", "quiet-after-lease publish-before-heir"},
+	{"waiter-not-noted", "publish-announces-if-awaited"},
+	{"waiter-not-noted-force", "publish-announces-if-awaited"},
+	{"waiter-lost-by-repeat", "lease-stays-awaited"},
+	{"waiter-lost-by-renewal", "lease-stays-awaited"},
+	{"silent-after-lease-end", "publish-after-lease-end publish-lease-taken"},
 
-	{"mark-in-holder", "begin-awaited"},
-	{"mark-blocks-begin", "begin-awaited quiet-after-repeat"},
-	{"mark-blocks-other", "begin-awaited"},
-	{"mark-endless", "lease-ends-awaited"},
-	{"mark-blocks-renew", "renew-awaited"},
-	{"mark-blocks-publish", "publish-awaited"},
-	{"mark-blocks-refusal", "publish-awaited"},
-	{"mark-blocks-fail", "fail-awaited"},
-	{"mark-blocks-release", "release-awaited"},
+	{"awaited-in-holder", "acquire-awaited"},
+	{"awaited-blocks-acquire", "acquire-awaited lease-stays-awaited"},
+	{"awaited-blocks-changed", "acquire-awaited"},
+	{"awaited-endless", "lease-ends-awaited"},
+	{"awaited-blocks-renew", "renew-awaited"},
+	{"awaited-blocks-publish", "publish-awaited"},
+	{"awaited-blocks-rejection", "publish-awaited"},
+	{"awaited-blocks-fail", "fail-awaited"},
+	{"awaited-blocks-release", "release-awaited"},
 
-	{"publish-without-claim", "publish-needs-claim publish-refused lease-taken-over race-void"},
-	{"refused-keeps-lease", "publish-needs-claim"},
-	{"refused-silent", "publish-needs-claim"},
-	{"refused-frees-all", "publish-refused lease-taken-over"},
-	{"refused-loud", "publish-refused notes-silence"},
+	{"publish-without-claim", "publish-needs-claim publish-rejected lease-taken-over race-invalidate"},
+	{"rejected-keeps-lease", "publish-needs-claim"},
+	{"rejected-silent", "publish-needs-claim"},
+	{"rejected-frees-all", "publish-rejected lease-taken-over"},
+	{"rejected-announces-always", "publish-rejected subscribe-nothing-freed"},
 	{"publish-keeps-lease", "publish-frees"},
 	{"publish-keeps-claim", "publish-repeated"},
-	{"publish-frees-own-lease", "publish-before-heir"},
-	{"publish-repeated-refused", "publish-repeated"},
+	{"publish-frees-own-lease", "publish-lease-taken"},
+	{"publish-repeated-rejected", "publish-repeated"},
 
-	{"fail-no-back-off", "fail-backs-off"},
-	{"back-off-ignored", "fail-backs-off"},
-	{"back-off-holder", "fail-backs-off"},
-	{"mark-in-failure", "fail-backs-off"},
-	{"fail-keeps-claim", "fail-backs-off fail-one-of-two"},
+	{"fail-no-back-off", "fail-leaves-back-off"},
+	{"back-off-ignored", "fail-leaves-back-off"},
+	{"back-off-holder", "fail-leaves-back-off"},
+	{"awaited-in-failure", "fail-leaves-back-off"},
+	{"fail-keeps-claim", "fail-leaves-back-off fail-lease-or-claim"},
 	{"fail-text", "fail-text"},
-	{"fail-endless", "fail-ends"},
+	{"fail-endless", "back-off-ends"},
 	{"fail-zero-keeps-lease", "fail-no-back-off"},
-	{"fail-silent", "fail-no-back-off notes-in-order"},
+	{"fail-silent", "fail-no-back-off subscribe-in-order"},
 	{"fail-any", "fail-not-mine lease-taken-over"},
-	{"fail-needs-both", "fail-one-of-two"},
-	{"fail-needs-claim", "fail-one-of-two"},
-	{"force-ignored", "fail-forced"},
-	{"force-steals", "fail-forced begin-left"},
-	{"fail-takes-lease", "fail-before-heir"},
+	{"fail-needs-both", "fail-lease-or-claim"},
+	{"fail-needs-claim", "fail-lease-or-claim"},
+	{"force-obeys-back-off", "force-ignores-back-off"},
+	{"force-steals", "force-ignores-back-off acquire-left"},
+	{"fail-takes-lease", "fail-lease-taken"},
 	{"fail-drops-value", "fail-keeps-value"},
 
-	{"release-keeps-claim", "release-frees release-each-own"},
+	{"release-keeps-claim", "release-frees release-not-mine"},
 	{"release-silent", "release-frees publish-needs-claim"},
-	{"release-loud", "release-frees notes-silence"},
-	{"release-any", "release-each-own lease-taken-over"},
-	{"release-by-claim", "release-before-heir"},
-	{"release-needs-lease", "release-each-own"},
+	{"release-announces-always", "release-frees subscribe-nothing-freed"},
+	{"release-any", "release-not-mine lease-taken-over"},
+	{"release-by-claim", "release-lease-taken"},
+	{"release-needs-lease", "release-not-mine"},
 	{"release-needs-claim", "release-frees"},
 
-	{"invalidate-keeps-value", "invalidate-clears"},
-	{"invalidate-keeps-lease", "invalidate-clears"},
-	{"invalidate-keeps-claim", "invalidate-clears race-void"},
-	{"invalidate-keeps-back-off", "void-ends-back-off"},
-	{"invalidate-silent", "void-many notes-in-order"},
-	{"expire-keeps-lease", "expire-voids-loads"},
-	{"expire-keeps-claim", "expire-voids-loads race-void"},
-	{"expire-keeps-back-off", "void-ends-back-off"},
-	{"expire-moves", "expire-marks"},
-	{"expire-rewrites", "expire-marks"},
-	{"expire-clock", "expire-marks"},
-	{"expire-deletes", "expire-marks expire-voids-loads"},
+	{"invalidate-keeps-value", "invalidate-deletes"},
+	{"invalidate-keeps-lease", "invalidate-deletes"},
+	{"invalidate-keeps-claim", "invalidate-deletes race-invalidate"},
+	{"invalidate-keeps-back-off", "invalidate-ends-back-off"},
+	{"invalidate-silent", "invalidate-many subscribe-in-order"},
+	{"expire-keeps-lease", "expire-rejects-loads"},
+	{"expire-keeps-claim", "expire-rejects-loads race-invalidate"},
+	{"expire-keeps-back-off", "invalidate-ends-back-off"},
+	{"expire-moves", "expire-marks-once"},
+	{"expire-rewrites", "expire-marks-once"},
+	{"expire-clock", "expire-marks-once"},
+	{"expire-deletes", "expire-marks-once expire-rejects-loads"},
 	{"expire-keeps-foreign", "expire-foreign"},
 	{"expire-strict", "expire-foreign"},
-	{"void-first", "void-many"},
-	{"void-one-note", "void-many"},
-	{"void-none-error", "void-many"},
+	{"only-first-key", "invalidate-many"},
+	{"one-announcement", "invalidate-many"},
+	{"no-keys-error", "invalidate-many"},
 
 	{"tags-sorted", "tags-unknown"},
 	{"tags-always-known", "tags-unknown"},
-	{"hold-no-reach", "hold-makes-known-with-reach"},
-	{"hold-first", "hold-makes-known-with-reach"},
-	{"hold-loud", "hold-makes-known-with-reach"},
-	{"hold-overwrites", "hold-keeps"},
-	{"hold-shortens", "hold-keeps"},
-	{"hold-idle", "hold-keeps"},
-	{"tag-void-silent", "tag-invalidate tag-expire"},
-	{"tag-void-first", "tag-invalidate tag-expire"},
-	{"tag-void-once", "tag-invalidate tag-expire"},
-	{"tag-voids-all", "tag-invalidate tag-expire"},
+	{"ensure-no-reach", "ensure-makes-known"},
+	{"ensure-first", "ensure-makes-known"},
+	{"ensure-announces", "ensure-makes-known"},
+	{"ensure-overwrites", "ensure-keeps"},
+	{"ensure-shortens", "ensure-keeps"},
+	{"ensure-idle", "ensure-keeps"},
+	{"tag-silent", "tag-invalidate tag-expire"},
+	{"tag-only-first", "tag-invalidate tag-expire"},
+	{"tag-only-once", "tag-invalidate tag-expire"},
+	{"tag-changes-all", "tag-invalidate tag-expire"},
 	{"tag-rounds", "tag-invalidate tag-expire"},
 	{"tag-clock", "tag-invalidate tag-expire"},
-	{"tag-note-no-at", "tag-invalidate tag-expire"},
-	{"tag-note-no-token", "tag-invalidate tag-expire"},
-	{"tag-note-as-key", "tag-invalidate tag-expire"},
-	{"tag-invalidate-forgets", "tag-voids-keep-each-other"},
-	{"tag-expire-invalidates", "tag-voids-keep-each-other"},
-	{"tag-expire-revives", "tag-voids-keep-each-other"},
-	{"tag-void-shortens", "tag-voids-keep-life"},
-	{"tag-void-keeps-end", "tag-voids-keep-life"},
-	{"tag-voids-key", "tag-is-no-key"},
-	{"tag-voids-load", "tag-is-no-key"},
-	{"invalidate-drops-tag", "tag-is-no-key"},
+	{"tag-announcement-no-at", "tag-invalidate tag-expire"},
+	{"tag-announcement-no-token", "tag-invalidate tag-expire"},
+	{"tag-announcement-as-key", "tag-invalidate tag-expire"},
+	{"tag-invalidate-forgets", "tag-moments-independent"},
+	{"tag-expire-invalidates", "tag-moments-independent"},
+	{"tag-expire-revives", "tag-moments-independent"},
+	{"tag-shortens", "tag-keeps-longer-life"},
+	{"tag-keeps-end", "tag-keeps-longer-life"},
+	{"tag-deletes-value", "tag-is-not-a-key"},
+	{"tag-deletes-claim", "tag-is-not-a-key"},
+	{"invalidate-drops-tag", "tag-is-not-a-key"},
 	{"tags-fold", "tags-apart"},
-	{"tag-endless", "tag-mark-ends"},
+	{"tag-endless", "tag-state-ends"},
 	{"tags-own-node", "tags-agree"},
 	{"tag-clock-back", "tags-agree"},
-	{"race-hold", "race-tags"},
-	{"race-tag-void", "race-tags"},
+	{"race-ensure", "race-tags"},
+	{"race-tag-change", "race-tags"},
 
-	{"note-no-up", "notes-in-order"},
-	{"note-no-replaced", "notes-in-order"},
-	{"note-own-node", "notes-in-order"},
-	{"note-first-ear", "notes-in-order"},
-	{"note-prefix", "notes-names-apart"},
-	{"note-utf8", "notes-any-key"},
-	{"note-record-limit", "notes-record"},
-	{"note-record-always", "notes-record"},
-	{"note-drops", "notes-burst"},
-	{"note-reverse", "notes-burst"},
-	{"stop-at-once", "notes-stop"},
-	{"stop-leaves-queue", "notes-stop"},
-	{"stop-all", "notes-stop"},
+	{"no-subscribed", "subscribe-in-order"},
+	{"announce-no-replaced", "subscribe-in-order"},
+	{"announce-own-node", "subscribe-in-order"},
+	{"announce-first-listener", "subscribe-in-order"},
+	{"announce-prefix", "subscribe-names-apart"},
+	{"announce-utf8", "subscribe-any-key"},
+	{"announce-record-limit", "subscribe-record"},
+	{"announce-record-always", "subscribe-record"},
+	{"announce-drops", "subscribe-burst"},
+	{"announce-reverse", "subscribe-burst"},
+	{"stop-at-once", "subscribe-stop"},
+	{"stop-leaves-queue", "subscribe-stop"},
+	{"stop-all", "subscribe-stop"},
 
-	{"ctx-ignored", "ctx-over"},
-	{"race-begin", "race-one-winner"},
-	{"race-publish", "race-void"},
-	{"race-invalidate", "race-void"},
-	{"race-expire", "race-void"},
+	{"ctx-ignored", "ctx-ended"},
+	{"race-acquire", "race-one-winner"},
+	{"race-publish", "race-invalidate"},
+	{"race-invalidate", "race-invalidate"},
+	{"race-expire", "race-invalidate"},
 
 	{"endless-lease-held", "endless-lease"},
 	{"garbled-lease-error", "garbled-lease"},
@@ -212,18 +212,18 @@ var storeMutants = []mutant{
 	{"renew-garbled-error", "foreign-claim"},
 	{"garbled-value-error", "garbled-value"},
 	{"garbled-expire-error", "garbled-value"},
-	{"foreign-tag-error", "foreign-mark"},
-	{"foreign-tag-known", "foreign-mark"},
-	{"foreign-tag-endless", "foreign-mark"},
-	{"full-keeps-lease", "no-room"},
+	{"foreign-tag-error", "foreign-tag-state"},
+	{"foreign-tag-known", "foreign-tag-state"},
+	{"foreign-tag-endless", "foreign-tag-state"},
+	{"full-keeps-lease", "store-full"},
 	{"silent-hangs", "silent-server"},
 	{"silent-fine", "silent-server"},
-	{"break-unheard", "broken-subscription"},
-	{"break-no-up", "broken-subscription"},
-	{"break-deaf", "broken-subscription"},
+	{"break-unreported", "broken-subscription"},
+	{"break-no-subscribed", "broken-subscription"},
+	{"break-ends-subscription", "broken-subscription"},
 }
 
-// lockMutants break the rules of refill.LockDriver.
+// lockMutants break the rules of driver.Locks.
 var lockMutants = []mutant{
 	{"check", "check"},
 	{"lock-shared", "exclusive race locker-excludes locker-gives-up"},
@@ -245,8 +245,8 @@ var lockMutants = []mutant{
 	{"unlock-says-yes", "unlock-not-mine ends locker-loses"},
 	{"unlock-idle", "exclusive"},
 	{"keys-fold", "keys-apart"},
-	{"ctx-ignored", "ctx-over"},
-	{"wake-nobody", "watch-wakes locker-wakes"},
+	{"ctx-ignored", "ctx-ended"},
+	{"wake-none", "watch-wakes locker-wakes"},
 	{"wake-one", "watch-wakes"},
 	{"wake-own-node", "watch-wakes locker-wakes"},
 	{"wake-once", "watch-again"},
@@ -257,8 +257,8 @@ var lockMutants = []mutant{
 	{"lock-race", "race"},
 }
 
-// The suites pass a place without a flaw, hooks included, and find each flaw by the case whose rule it breaks. And each
-// case finds some flaw: one that cannot fail is not a test.
+// A place without a flaw passes the suites, including the cases that need hooks. Each flaw is found by the case whose
+// rule it breaks. Each case finds at least one flaw, because a case that cannot fail is not a test.
 func TestStoreMutants(t *testing.T) {
 	TestStore(t, StoreHarness{Bubble: true, World: func(t testing.TB) StoreWorld { return newPlace("").storeWorld(t) }})
 	cases := map[string]caseOver{}
@@ -269,7 +269,7 @@ func TestStoreMutants(t *testing.T) {
 }
 
 func TestLockMutants(t *testing.T) {
-	TestLockDriver(t, LockHarness{Bubble: true, World: func(t testing.TB) LockWorld { return newPlace("").lockWorld(t) }})
+	TestLocks(t, LockHarness{Bubble: true, World: func(t testing.TB) LockWorld { return newPlace("").lockWorld(t) }})
 	cases := map[string]caseOver{}
 	for _, c := range lockCases() {
 		cases[c.name] = func(t testing.TB, p *place) { c.test(t, LockHarness{World: p.lockWorld}) }
@@ -290,13 +290,13 @@ func findFlaws(t *testing.T, cases map[string]caseOver, mutants []mutant) {
 					t.Fatalf("there is no case %s", name)
 				}
 				failed, log := fails(t, cases[name], m.flaw)
-				for try := 1; !failed && try < 20; try++ { // now and then a flaw wins its race
+				for try := 1; !failed && try < 20; try++ { // a race may go well by chance
 					failed, log = fails(t, cases[name], m.flaw)
 				}
 				if !failed {
-					t.Errorf("case %s does not find it", name)
+					t.Errorf("case %s does not find the flaw", name)
 				} else if !strings.Contains(log, "the rule: ") {
-					t.Errorf("case %s finds it, but does not explain the rule", name)
+					t.Errorf("case %s finds the flaw but does not explain the rule", name)
 				}
 				t.Logf("%s: %s", name, log)
 			}
@@ -304,12 +304,13 @@ func findFlaws(t *testing.T, cases map[string]caseOver, mutants []mutant) {
 	}
 	for name := range cases {
 		if !finds[name] {
-			t.Errorf("no mutant is found by case %s", name)
+			t.Errorf("case %s finds no mutant", name)
 		}
 	}
 }
 
-// fails runs a case over a broken place, in a bubble and on a goroutine of its own: a case that fails ends its goroutine.
+// fails runs a case over a broken place, in a bubble and on its own goroutine, because a case that fails ends its
+// goroutine.
 func fails(t *testing.T, run caseOver, flaw string) (failed bool, log string) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &recorder{TB: t}
@@ -322,22 +323,22 @@ func fails(t *testing.T, run caseOver, flaw string) (failed bool, log string) {
 		for _, f := range slices.Backward(r.cleanups) {
 			f()
 		}
-		time.Sleep(long) // a bubble wants its goroutines ended, also those of a broken store
+		time.Sleep(long) // all goroutines of a bubble must end, also those of a broken store
 		failed, log = r.failed, r.log.String()
 	})
 	return failed, log
 }
 
-// recorder is the testing.TB of a case that is to fail.
+// recorder is the testing.TB of a case that should fail.
 type recorder struct {
 	testing.TB
 	mu       sync.Mutex
 	failed   bool
 	log      strings.Builder
-	cleanups []func() // of the case's goroutine
+	cleanups []func() // used by the goroutine of the case only
 }
 
-func (r *recorder) note(failed bool, text string) {
+func (r *recorder) write(failed bool, text string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.failed = r.failed || failed
@@ -346,8 +347,8 @@ func (r *recorder) note(failed bool, text string) {
 
 func (r *recorder) Helper()                   {}
 func (r *recorder) Cleanup(f func())          { r.cleanups = append(r.cleanups, f) }
-func (r *recorder) Logf(f string, a ...any)   { r.note(false, fmt.Sprintf(f, a...)) }
-func (r *recorder) Errorf(f string, a ...any) { r.note(true, fmt.Sprintf(f, a...)) }
-func (r *recorder) Fatalf(f string, a ...any) { r.note(true, fmt.Sprintf(f, a...)); runtime.Goexit() }
-func (r *recorder) Skipf(f string, a ...any)  { r.note(false, fmt.Sprintf(f, a...)); runtime.Goexit() }
+func (r *recorder) Logf(f string, a ...any)   { r.write(false, fmt.Sprintf(f, a...)) }
+func (r *recorder) Errorf(f string, a ...any) { r.write(true, fmt.Sprintf(f, a...)) }
+func (r *recorder) Fatalf(f string, a ...any) { r.write(true, fmt.Sprintf(f, a...)); runtime.Goexit() }
+func (r *recorder) Skipf(f string, a ...any)  { r.write(false, fmt.Sprintf(f, a...)); runtime.Goexit() }
 func (r *recorder) Failed() bool              { r.mu.Lock(); defer r.mu.Unlock(); return r.failed }

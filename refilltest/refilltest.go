@@ -1,25 +1,27 @@
-// Package refilltest holds the suites that a shared store ([refill.Store]) and a driver of locks ([refill.LockDriver])
-// have to pass: [TestStore] and [TestLockDriver]. They are tables of cases. Each checks one rule of the interface, and
-// prints when it fails which rule that is and what goes wrong in the field where it is broken.
+// Package refilltest holds the suites that a backend of refill must pass: [TestStore] for a shared store
+// ([driver.Store]) and [TestLocks] for a lock service ([driver.Locks]). A suite is a table of cases. Each case checks
+// one rule of the interface. When it fails, it prints the rule and what goes wrong in production if a backend breaks
+// it. G1 to G8 in these texts are the guarantees of refill, listed in docs/guarantees.md.
 //
-// A suite needs to know how to make a world: an empty place, and two nodes over it. One line per world is all that
-// differs between a store in memory, a fake server and a real one:
+// A suite has to know how to make a world: an empty place, and two nodes that share it. A store in memory, a fake
+// server and a real server differ in that function only:
 //
 //	func TestMemory(t *testing.T) {
 //		refilltest.TestStore(t, refilltest.StoreHarness{
 //			Bubble: true, // time is fake: the suite takes no time
 //			World: func(t testing.TB) refilltest.StoreWorld {
-//				m := refill.NewMemory()
+//				m := memory.New()
 //				return refilltest.StoreWorld{A: m, B: m}
 //			},
 //		})
 //	}
 //
-// What a backend cannot be made to do, such as a lease that never ends, is a hook of the world that stays nil; the cases
-// that need it are reported as skipped, with the name of the hook.
+// Some cases need a fault, such as a lease without an end. A world provides it through a hook. If a hook is nil, the
+// cases that need it are skipped, and the skip message names the hook.
 //
-// What has to come by itself, such as an announcement, is given 5 s; that something does not come is found out without
-// waiting for it. A store's clock is compared with itself only, so it may be years away from that of the process.
+// What must come by itself, such as an announcement, has 5 s to arrive. To show that something does not come, a case
+// waits for a later event instead of a fixed time. The clock of a store is compared only with itself, so it may be
+// years away from the clock of the process.
 package refilltest
 
 import (
@@ -31,14 +33,15 @@ import (
 
 const (
 	long     = time.Minute     // a lease or claim that does not end within a case
-	patience = 5 * time.Second // for what comes by itself: an announcement, a wake-up
+	patience = 5 * time.Second // for what must come by itself: an announcement, a wake-up
 	callTime = 30 * time.Second
 )
 
-// defaultShort is a lease that a case can wait for. Within it a handful of calls has to be done, also on a busy machine.
+// defaultShort is a lease that a case can wait for. A few calls must fit into it, even on a busy machine.
 const defaultShort = 400 * time.Millisecond
 
-// inBubble runs body within a bubble if there is to be one. t.Run is not allowed inside, so this is the innermost call.
+// inBubble runs body, inside a bubble if bubble is true. It is the innermost call because t.Run is not allowed in a
+// bubble.
 func inBubble(t *testing.T, bubble bool, body func(t testing.TB)) {
 	if !bubble {
 		body(t)
@@ -50,11 +53,11 @@ func inBubble(t *testing.T, bubble bool, body func(t testing.TB)) {
 		body(t)
 	})
 	if skipped {
-		t.SkipNow() // synctest does not pass it on, and a case that did not run has not passed
+		t.SkipNow() // synctest does not report the skip, and a skipped case must not count as passed
 	}
 }
 
-// explain prints the rule that a case checks below its failures.
+// explain prints the rule of a case below its failures.
 func explain(t testing.TB, explanation string) {
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -63,7 +66,7 @@ func explain(t testing.TB, explanation string) {
 	})
 }
 
-// clock is how time passes for the server of a world.
+// clock lets time pass for the server of a world.
 type clock struct {
 	short time.Duration
 	pass  func(time.Duration)
@@ -79,9 +82,9 @@ func newClock(short time.Duration, pass func(time.Duration)) clock {
 	return clock{short, pass}
 }
 
-// ends lets a short lease run out and reports whether over comes true: at once where the server is exact, within
-// two more leases where it looks after its leases now and then.
-func (c clock) ends(over func() bool) bool {
+// runOut lets a short lease end and reports whether over becomes true. An exact server needs no extra time. A server
+// that checks its leases now and then gets two more leases of time.
+func (c clock) runOut(over func() bool) bool {
 	c.pass(c.short)
 	for range 20 {
 		if over() {
@@ -92,7 +95,7 @@ func (c clock) ends(over func() bool) bool {
 	return false
 }
 
-// needs skips a case whose hook the world does not have, by name: a hook that is nil is the world's word that it cannot.
+// needs skips a case if the world lacks the hook, and names the hook.
 func needs(t testing.TB, hook string, has bool) {
 	t.Helper()
 	if !has {
@@ -100,8 +103,8 @@ func needs(t testing.TB, hook string, has bool) {
 	}
 }
 
-// undone returns a switch for hook, a fault, that is switched off at the latest when the case ends.
-func undone(t testing.TB, hook func(bool)) (set func(bool)) {
+// fault returns a switch for hook. The end of the case switches the fault off.
+func fault(t testing.TB, hook func(bool)) (set func(bool)) {
 	now := false
 	set = func(on bool) {
 		if on != now {
@@ -113,7 +116,7 @@ func undone(t testing.TB, hook func(bool)) (set func(bool)) {
 	return set
 }
 
-// wait waits for what has to come.
+// wait waits for an event that must come.
 func wait(t testing.TB, event <-chan struct{}, what string) {
 	t.Helper()
 	timer := time.NewTimer(patience)
@@ -121,18 +124,18 @@ func wait(t testing.TB, event <-chan struct{}, what string) {
 	select {
 	case <-event:
 	case <-timer.C:
-		t.Fatalf("waited %v in vain for %s", patience, what)
+		t.Fatalf("%s did not come within %v", what, patience)
 	}
 }
 
-// A call is one method with a ctx of the case's choice.
+// call is one method, which the case calls with a ctx of its choice.
 type call struct {
 	name string
 	do   func(ctx context.Context) error
 }
 
-// giveUp demands that a call to a silent server returns with an error soon after its ctx has ended.
-func giveUp(t testing.TB, parent context.Context, c call) {
+// wantGivesUp demands that a call to a silent server returns an error soon after its ctx has ended.
+func wantGivesUp(t testing.TB, parent context.Context, c call) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(parent, 100*time.Millisecond)
 	defer cancel()
@@ -151,6 +154,6 @@ func giveUp(t testing.TB, parent context.Context, c call) {
 		t.Fatalf("%s still runs 1 s after its ctx has ended", c.name)
 	}
 	if err == nil {
-		t.Fatalf("%s gives no error although the server does not answer", c.name)
+		t.Fatalf("%s returns no error although the server does not answer", c.name)
 	}
 }

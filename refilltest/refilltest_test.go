@@ -4,16 +4,16 @@ import (
 	"testing"
 	"time"
 
-	"github.com/refill-go/refill"
+	"github.com/refill-go/refill/backend/memory"
 )
 
 func memoryWorld(testing.TB) StoreWorld {
-	m := refill.NewMemory()
+	m := memory.New()
 	return StoreWorld{A: m, B: m}
 }
 
 func memoryLocks(testing.TB) LockWorld {
-	m := refill.NewMemory()
+	m := memory.New()
 	return LockWorld{A: m, B: m}
 }
 
@@ -22,11 +22,11 @@ func TestMemory(t *testing.T) {
 }
 
 func TestMemoryLocks(t *testing.T) {
-	TestLockDriver(t, LockHarness{World: memoryLocks, Bubble: true})
+	TestLocks(t, LockHarness{World: memoryLocks, Bubble: true})
 }
 
-// Outside a bubble the goroutines are scheduled as in the field, and time is real.
+// Outside a bubble, goroutines are scheduled as in production, and time is real.
 func TestMemoryRealTime(t *testing.T) {
 	TestStore(t, StoreHarness{World: memoryWorld, Short: 200 * time.Millisecond})
-	TestLockDriver(t, LockHarness{World: memoryLocks, Short: 200 * time.Millisecond})
+	TestLocks(t, LockHarness{World: memoryLocks, Short: 200 * time.Millisecond})
 }

@@ -8,67 +8,66 @@ import (
 	"testing"
 	"time"
 
-	"github.com/refill-go/refill"
+	"github.com/refill-go/refill/driver"
 )
 
 // StoreHarness tells [TestStore] how to make what it tests.
 type StoreHarness struct {
-	// World makes an empty place and two nodes over it. It is called once per case, inside the bubble if there is one,
-	// and leaves what is to be closed to t.Cleanup. Worlds of different cases must not share keys.
+	// World makes an empty place and two nodes that share it. It is called once per case, inside the bubble if there is
+	// one. It closes what it opened in t.Cleanup. Worlds of different cases must not share keys.
 	World func(t testing.TB) StoreWorld
 
-	// Bubble runs each case inside testing/synctest: everything that World makes lives in the bubble, and goroutines
-	// left behind are failures. Right for a Store without a network, or over a fake one.
+	// Bubble runs each case inside testing/synctest. Everything that World makes lives in the bubble, and a goroutine that
+	// is left behind fails the case. Use it for a Store without a network, or over a fake network.
 	Bubble bool
 
-	// Short is the lease that the cases about its end wait for, some thirty of them. A handful of calls has to fit into it.
-	// Default 400 ms.
+	// Short is the lease that some thirty cases wait for until it ends. A few calls must fit into it. Default 400 ms.
 	Short time.Duration
 }
 
 // StoreWorld is one place that two nodes share.
 type StoreWorld struct {
-	// A and B are two nodes: Stores with connections of their own over the same place. Where a Store has none they may be
-	// the same one.
-	A, B refill.Store
+	// A and B are two nodes: Stores over the same place, each with its own connections. They may be the same Store if it
+	// has no connections.
+	A, B driver.Store
 
-	// Pass lets time pass for the server. Nil is time.Sleep, right for a real server and within a bubble; miniredis
-	// wants its FastForward.
+	// Pass lets time pass for the server. Nil means time.Sleep, which is right for a real server and inside a bubble. For
+	// miniredis, use its FastForward.
 	Pass func(d time.Duration)
 
-	// Plant, where the place allows it, makes data the lease, claim or mark of key, one that never ends. As a mark, data is
-	// foreign bytes.
+	// Plant sets the lease, the claim or the tag state of key to data, without an end. For a tag state, data is foreign
+	// bytes. Nil if the place does not allow it.
 	Plant func(key string, part Part, data string)
 
-	// Garble, where the place allows it, puts something of a foreign type there (in Redis: a list), so that it cannot even
-	// be read.
+	// Garble replaces that part of key by something of a foreign type, which cannot be read (in Redis: a list). Nil if the
+	// place does not allow it.
 	Garble func(key string, part Part)
 
-	// Silence, where the place allows it, makes the server keep its connections and answer nothing (in Redis: CLIENT PAUSE,
-	// SIGSTOP, a proxy), until it is called with false.
+	// Silence(true) makes the server keep its connections and answer nothing (in Redis: CLIENT PAUSE, SIGSTOP, a proxy).
+	// Silence(false) ends that. Nil if the place does not allow it.
 	Silence func(silent bool)
 
-	// Break, where the place allows it, cuts the connections of all subscriptions; they can be made again at once (in
-	// Redis: CLIENT KILL TYPE pubsub).
+	// Break cuts the connections of all subscriptions, which can be made again at once (in Redis: CLIENT KILL TYPE
+	// pubsub). Nil if the place does not allow it.
 	Break func()
 
-	// Full, where the place allows it, makes the store refuse whatever would need room (in Redis: CONFIG SET maxmemory 1
-	// with noeviction), until it is called with false.
+	// Full(true) makes the store reject every write that needs room (in Redis: CONFIG SET maxmemory 1 with noeviction).
+	// Full(false) ends that. Nil if the place does not allow it.
 	Full func(full bool)
 }
 
-// Part is one of the three things that stand under a key, or the mark of a tag.
+// Part is one of the three things that are stored under a key, or the state of a tag.
 type Part uint8
 
-// The parts of a key. With PartMark the key is a tag.
+// The parts of a key. With PartTag the key is a tag.
 const (
 	PartValue Part = iota
 	PartLease
 	PartClaim
-	PartMark
+	PartTag
 )
 
-// TestStore runs the suite: one subtest per rule of [refill.Store].
+// TestStore runs the suite: one subtest per rule of [driver.Store].
 func TestStore(t *testing.T, h StoreHarness) {
 	for _, c := range storeCases() {
 		t.Run(c.name, func(t *testing.T) {
@@ -84,8 +83,8 @@ type storeCase struct {
 }
 
 func storeCases() []storeCase {
-	return slices.Concat(valueCases, beginCases, leaseCases, renewCases, publishCases, quietCases, failCases, releaseCases,
-		awaitedCases, voidCases, tagCases, noteCases, raceCases, hookCases)
+	return slices.Concat(valueCases, acquireCases, leaseCases, renewCases, publishCases, announceCases, failCases,
+		releaseCases, awaitedCases, invalidateCases, tagCases, subscribeCases, raceCases, hookCases)
 }
 
 func (c storeCase) test(t testing.TB, h StoreHarness) {
@@ -96,7 +95,8 @@ func (c storeCase) test(t testing.TB, h StoreHarness) {
 	c.run(&stores{TB: t, StoreWorld: w, clock: newClock(h.Short, w.Pass), ctx: ctx})
 }
 
-// stores is the world of a case, with the words in which cases are told. A word that does not come true ends the case.
+// stores is the world of a case, with the steps that cases consist of. A step that does not do what the case wants ends
+// the case.
 type stores struct {
 	testing.TB
 	StoreWorld
@@ -104,109 +104,112 @@ type stores struct {
 	ctx context.Context
 }
 
-// key is what most cases are about.
+// key is the key of most cases.
 const key = "product:42"
 
-// bid is what token says of its fill when it has seen what stands there.
-func (s *stores) bid(st refill.Store, key, token string, ttl time.Duration, how refill.Ask) refill.Bid {
+// request is the request of a fill that has seen the current record.
+func (s *stores) request(
+	st driver.Store, key, token string, ttl time.Duration, mode driver.Mode,
+) driver.AcquireRequest {
 	s.Helper()
-	seen := refill.RecordToken(s.get(st, key))
-	return refill.Bid{Key: key, Token: token, Seen: seen, LeaseTTL: ttl, ClaimTTL: long, Ask: how}
+	seen := driver.RecordToken(s.get(st, key))
+	return driver.AcquireRequest{Key: key, Token: token, Seen: seen, LeaseTTL: ttl, ClaimTTL: long, Mode: mode}
 }
 
-// ask puts in a bid.
-func (s *stores) ask(st refill.Store, b refill.Bid) refill.Begun {
+func (s *stores) acquire(st driver.Store, req driver.AcquireRequest) driver.AcquireResult {
 	s.Helper()
-	r, err := st.Begin(s.ctx, b)
-	s.ok(err, "Begin(%q, %s)", b.Key, b.Token)
+	r, err := st.Acquire(s.ctx, req)
+	s.ok(err, "Acquire(%q, %s)", req.Key, req.Token)
 	return r
 }
 
-// take puts in a bid that has to be taken.
-func (s *stores) take(st refill.Store, b refill.Bid) refill.Begun {
+// wantAcquired sends a request and demands Acquired.
+func (s *stores) wantAcquired(st driver.Store, req driver.AcquireRequest) driver.AcquireResult {
 	s.Helper()
-	r := s.ask(st, b)
-	if r.State != refill.BeginTaken {
-		s.Fatalf("Begin(%q, %s), Ask %d, with %q seen = %s, want it taken: the lease is free and no other record is there",
-			b.Key, b.Token, b.Ask, b.Seen, begunText(r))
+	r := s.acquire(st, req)
+	if r.State != driver.Acquired {
+		s.Fatalf("Acquire(%q, %s), mode %s, with %q seen = %s, want Acquired: the lease is free, the record is the one seen",
+			req.Key, req.Token, modeText(req.Mode), req.Seen, acquireText(r))
 	}
 	return r
 }
 
-// try asks for lease and claim.
-func (s *stores) try(st refill.Store, key, token string, ttl time.Duration, how refill.Ask) refill.Begun {
+// acquireKey asks for lease and claim, with the current record as seen.
+func (s *stores) acquireKey(
+	st driver.Store, key, token string, ttl time.Duration, mode driver.Mode,
+) driver.AcquireResult {
 	s.Helper()
-	return s.ask(st, s.bid(st, key, token, ttl, how))
+	return s.acquire(st, s.request(st, key, token, ttl, mode))
 }
 
-// begin takes lease and claim, which have to be free: token's load may begin.
-func (s *stores) begin(st refill.Store, key, token string, ttl time.Duration) refill.Begun {
+// start starts a fill: it takes lease and claim, which must be free.
+func (s *stores) start(st driver.Store, key, token string, ttl time.Duration) driver.AcquireResult {
 	s.Helper()
-	return s.take(st, s.bid(st, key, token, ttl, refill.AskLeft))
+	return s.wantAcquired(st, s.request(st, key, token, ttl, driver.Wait))
 }
 
-// lose finds the lease in the hands of holder, without waiting for it.
-func (s *stores) lose(st refill.Store, key, token, holder string) {
+// lose demands that holder has the lease. The token does not wait for it.
+func (s *stores) lose(st driver.Store, key, token, holder string) {
 	s.Helper()
-	s.heldBy(s.try(st, key, token, long, refill.AskOnce), holder)
+	s.wantHeld(s.acquireKey(st, key, token, long, driver.Try), holder)
 }
 
-// await finds the lease in the hands of holder, and waits for it: the store has noted so.
-func (s *stores) await(st refill.Store, key, token, holder string) refill.Begun {
+// await demands that holder has the lease. The token waits for it, and the store has noted that.
+func (s *stores) await(st driver.Store, key, token, holder string) driver.AcquireResult {
 	s.Helper()
-	r := s.try(st, key, token, long, refill.AskLeft)
-	s.heldBy(r, holder)
+	r := s.acquireKey(st, key, token, long, driver.Wait)
+	s.wantHeld(r, holder)
 	return r
 }
 
-func (s *stores) heldBy(r refill.Begun, holder string) {
+func (s *stores) wantHeld(r driver.AcquireResult, holder string) {
 	s.Helper()
-	if r.State != refill.BeginHeld || r.Holder != holder || r.Failure != "" {
-		s.Fatalf("Begin = %s, want it held by %s", begunText(r), holder)
+	if r.State != driver.Held || r.Holder != holder || r.Failure != "" {
+		s.Fatalf("Acquire = %s, want Held by %s", acquireText(r), holder)
 	}
 }
 
-// finish publishes data as token's and demands what becomes of it.
-func (s *stores) finish(st refill.Store, key, token string, data []byte, want refill.Published) {
+// publish publishes data for token and demands the result.
+func (s *stores) publish(st driver.Store, key, token string, data []byte, want driver.PublishResult) {
 	s.Helper()
-	p := refill.Publication{Key: key, Token: token, Record: data, Keep: long}
+	p := driver.PublishRequest{Key: key, Token: token, Record: data, Keep: long}
 	got, err := st.Publish(s.ctx, p)
 	s.ok(err, "Publish(%q, %s)", key, token)
 	if got != want {
-		s.Fatalf("Publish(%q, %s) = %s, want %s", key, token, publishedName(got), publishedName(want))
+		s.Fatalf("Publish(%q, %s) = %s, want %s", key, token, publishText(got), publishText(want))
 	}
 }
 
 // fill makes data the value of key.
-func (s *stores) fill(st refill.Store, key, token string, data []byte) {
+func (s *stores) fill(st driver.Store, key, token string, data []byte) {
 	s.Helper()
-	s.begin(st, key, token, long)
-	s.finish(st, key, token, data, refill.PublishStored)
+	s.start(st, key, token, long)
+	s.publish(st, key, token, data, driver.Stored)
 }
 
-// fail ends token's fill without a result.
-func (s *stores) fail(st refill.Store, key, token, failure string, ttl time.Duration) {
+// fail ends the fill of token with a failure.
+func (s *stores) fail(st driver.Store, key, token, failure string, ttl time.Duration) {
 	s.Helper()
 	s.ok(st.Fail(s.ctx, key, token, failure, ttl), "Fail(%q, %s)", key, token)
 }
 
-func (s *stores) release(st refill.Store, key, token string) {
+func (s *stores) release(st driver.Store, key, token string) {
 	s.Helper()
 	s.ok(st.Release(s.ctx, key, token), "Release(%q, %s)", key, token)
 }
 
-func (s *stores) invalidate(st refill.Store, by string, keys ...string) {
+func (s *stores) invalidate(st driver.Store, by string, keys ...string) {
 	s.Helper()
 	s.ok(st.Invalidate(s.ctx, by, keys...), "Invalidate(%q)", keys)
 }
 
-func (s *stores) expire(st refill.Store, by string, keys ...string) {
+func (s *stores) expire(st driver.Store, by string, keys ...string) {
 	s.Helper()
 	s.ok(st.Expire(s.ctx, by, keys...), "Expire(%q)", keys)
 }
 
-// renew renews for long and demands the answer.
-func (s *stores) renew(st refill.Store, key, token string, want bool) {
+// renew renews the lease for long and demands the answer.
+func (s *stores) renew(st driver.Store, key, token string, want bool) {
 	s.Helper()
 	mine, err := st.Renew(s.ctx, key, token, long)
 	s.ok(err, "Renew(%q, %s)", key, token)
@@ -215,17 +218,17 @@ func (s *stores) renew(st refill.Store, key, token string, want bool) {
 	}
 }
 
-func (s *stores) get(st refill.Store, key string) []byte {
+func (s *stores) get(st driver.Store, key string) []byte {
 	s.Helper()
 	b, err := st.Get(s.ctx, key)
 	s.ok(err, "Get(%q)", key)
 	return b
 }
 
-// holds demands the value of key, as both nodes see it; nil is none.
-func (s *stores) holds(key string, want []byte) {
+// wantValue demands the value of key on both nodes; nil means that there is none.
+func (s *stores) wantValue(key string, want []byte) {
 	s.Helper()
-	for _, st := range []refill.Store{s.A, s.B} {
+	for _, st := range []driver.Store{s.A, s.B} {
 		got := s.get(st, key)
 		if !bytes.Equal(got, want) || (got == nil) != (want == nil) {
 			s.Fatalf("Get(%q) = %s, want %s", key, shown(got), shown(want))
@@ -233,53 +236,54 @@ func (s *stores) holds(key string, want []byte) {
 	}
 }
 
-// ended waits for the short lease of key to run out by itself; token takes it then.
-func (s *stores) ended(st refill.Store, key, token string) {
+// takeOver waits for the short lease of key to end by itself. Then token takes it.
+func (s *stores) takeOver(st driver.Store, key, token string) {
 	s.Helper()
-	if !s.ends(func() bool { return s.try(st, key, token, long, refill.AskLeft).State == refill.BeginTaken }) {
-		s.Fatalf("Begin(%q, %s) is not taken although the lease of %v is long over", key, token, s.short)
+	if !s.runOut(func() bool { return s.acquireKey(st, key, token, long, driver.Wait).State == driver.Acquired }) {
+		s.Fatalf("Acquire(%q, %s) is not Acquired long after the end of the lease of %v", key, token, s.short)
 	}
 }
 
-// overtaken makes this of key: the lease of slow ran out, and next has taken lease and claim.
+// overtaken prepares key: the lease of slow has ended, and next has taken lease and claim.
 func (s *stores) overtaken(key, slow, next string) {
 	s.Helper()
-	s.begin(s.A, key, slow, s.short)
-	s.ended(s.B, key, next)
+	s.start(s.A, key, slow, s.short)
+	s.takeOver(s.B, key, next)
 }
 
-// lapsed makes this of key: the lease of token ran out while its claim stands.
-func (s *stores) lapsed(key, token string) {
+// leaseEnded prepares key: the lease of token has ended, its claim is still valid.
+func (s *stores) leaseEnded(key, token string) {
 	s.Helper()
-	s.begin(s.A, key, token, s.short)
-	s.lapses(key, token)
+	s.start(s.A, key, token, s.short)
+	s.letLeaseEnd(key, token)
 }
 
-// lapses lets the short lease of token run out. Nobody can ask for it without taking it, so this takes as long as ends may.
-func (s *stores) lapses(key, token string) {
+// letLeaseEnd lets the short lease of token end. It waits as long as runOut at most: a request that finds the lease
+// free would take it, so there is nothing to poll.
+func (s *stores) letLeaseEnd(key, token string) {
 	s.Helper()
 	s.pass(3 * s.short)
 	s.renew(s.A, key, token, false)
 }
 
-// unclaimed makes this of key: the claim of token ran out while its lease stands.
-func (s *stores) unclaimed(key, token string) {
+// claimEnded prepares key: the claim of token has ended, its lease has not.
+func (s *stores) claimEnded(key, token string) {
 	s.Helper()
-	b := s.bid(s.A, key, token, long, refill.AskLeft)
-	b.ClaimTTL = s.short
-	s.take(s.A, b)
+	req := s.request(s.A, key, token, long, driver.Wait)
+	req.ClaimTTL = s.short
+	s.wantAcquired(s.A, req)
 	over := func() bool {
 		mine, err := s.A.Renew(s.ctx, key, token, long)
 		s.ok(err, "Renew(%q, %s)", key, token)
 		return !mine
 	}
-	if !s.ends(over) {
-		s.Fatalf("Renew(%q, %s) goes on although the claim of %v is long over", key, token, s.short)
+	if !s.runOut(over) {
+		s.Fatalf("Renew(%q, %s) still succeeds long after the end of the claim of %v", key, token, s.short)
 	}
 }
 
-// alive demands that token's fill goes on: lease and claim are both its own.
-func (s *stores) alive(st refill.Store, key, token string) {
+// wantRunning demands that the fill of token still has lease and claim.
+func (s *stores) wantRunning(st driver.Store, key, token string) {
 	s.Helper()
 	s.renew(st, key, token, true)
 }
@@ -291,11 +295,11 @@ func (s *stores) ok(err error, call string, args ...any) {
 	}
 }
 
-// record is a record as a Loader might have made it.
+// record is a record as a Loader would make it.
 func (s *stores) record(token, payload string) []byte {
 	s.Helper()
 	began := time.Unix(1_700_000_000, 0)
-	r := refill.Record{
+	r := driver.Record{
 		Token: token, LoadBegan: began, FreshUntil: began.Add(time.Hour), StaleFor: time.Hour,
 		Kind: "raw string", Payload: []byte(payload),
 	}
@@ -304,13 +308,17 @@ func (s *stores) record(token, payload string) []byte {
 	return b
 }
 
-func begunText(r refill.Begun) string {
+func acquireText(r driver.AcquireResult) string {
 	return fmt.Sprintf("%s{Now: %v, Record: %s, Holder: %q, Failure: %q, Left: %v}",
-		nameOf(int(r.State), "BeginTaken", "BeginOther", "BeginHeld"), r.Now, shown(r.Record), r.Holder, r.Failure, r.Left)
+		nameOf(int(r.State), "Acquired", "Changed", "Held"), r.Now, shown(r.Record), r.Holder, r.Failure, r.Left)
 }
 
-func publishedName(p refill.Published) string {
-	return nameOf(int(p), "PublishStored", "PublishRefused", "PublishNoRoom")
+func modeText(m driver.Mode) string {
+	return nameOf(int(m), "Try", "Wait", "Force")
+}
+
+func publishText(p driver.PublishResult) string {
+	return nameOf(int(p), "Stored", "Rejected", "StoreFull")
 }
 
 func nameOf(i int, names ...string) string {

@@ -3,166 +3,167 @@ package refilltest
 import (
 	"time"
 
-	"github.com/refill-go/refill"
+	"github.com/refill-go/refill/driver"
 )
 
-// These cases need a hand in the place itself; a world that has none lacks the hook, and the case says so.
+// These cases need a fault that the world provides through a hook. Without the hook they are skipped.
 var hookCases = []storeCase{
 	{
 		"endless-lease",
-		`A lease without an end counts as free when it is asked how long it lasts: somebody set it with SETNX and died, or a
-restore dropped its end. All who wait for it would wait for ever, or poll.`,
+		`In modes Wait and Force, a lease without an end counts as free: a process set it with SETNX and died, or a restore
+dropped its end. Otherwise its waiters wait for ever, or poll.`,
 		endlessLease,
 	},
 	{
 		"garbled-lease",
-		`A lease of a foreign type counts as free when it is asked how long it lasts. A script that trips over it fails for
-that key until somebody deletes it by hand.`,
+		`In modes Wait and Force, a lease of a foreign type counts as free. If a script fails on it, the key cannot be filled
+until an operator deletes the lease by hand.`,
 		garbledLease,
 	},
 	{
-		"publish-before-heir",
-		`While the lease is another's already and the claim is not yet, as with an AskOnce that takes the lease first, the claim
-decides: its load is stored, announced, and frees whatever lease there is. The heir then finds the value instead of loading
-it.`,
-		publishBeforeHeir,
+		"publish-lease-taken",
+		`If another fill has the lease already, but not yet the claim (mode Try may take the lease first), the claim
+decides. The load with the claim is stored and announced, and frees the lease of the other fill. Otherwise the new
+holder loads a value that is already stored.`,
+		publishLeaseTaken,
 	},
 	{
-		"fail-before-heir",
-		`A Fail with the claim alone ends its own load only: another's lease stays, and no back-off takes its place. Whoever
-took over tries for himself; a back-off there lets a third one in beside him.`,
-		failBeforeHeir,
+		"fail-lease-taken",
+		`Fail with the claim alone ends only its own load. The lease of another fill stays, and no back-off replaces it.
+The new holder makes its own try. If a back-off replaces its lease, a third node can load at the same time.`,
+		failLeaseTaken,
 	},
 	{
-		"release-before-heir",
-		`A Release with the claim alone frees the claim and announces it: another's lease stays. Otherwise a late release lets a
-third one in (seeds row 5).`,
-		releaseBeforeHeir,
+		"release-lease-taken",
+		`Release with the claim alone frees the claim and announces released. The lease of another fill stays. Otherwise a
+late Release frees it, and a third node loads at the same time.`,
+		releaseLeaseTaken,
 	},
 	{
 		"foreign-claim",
-		`A claim of somebody unknown, one without an end, or one of a foreign type is taken over by Begin, as any other,
-and lets nobody publish before. Where it stops a script, the key is never stored again.`,
+		`Acquire replaces a claim of an unknown token, a claim without an end and a claim of a foreign type like any other.
+Before that, no token can publish. If a script fails on such a claim, the key is never stored again.`,
 		foreignClaim,
 	},
 	{
 		"garbled-value",
-		`A value of a foreign type is a miss, replaced by the next fill, and no obstacle to Invalidate and Expire (G7). Where it is
-an error, every Get of that key goes to the database until somebody deletes it by hand.`,
+		`A value of a foreign type is a miss. The next fill replaces it, and Invalidate and Expire delete it (G7). If it is an
+error, every Get of that key goes to the database until an operator deletes the value by hand.`,
 		garbledValue,
 	},
 	{
-		"foreign-mark",
-		`A mark of foreign bytes or of a foreign type is no mark: its tag is not known, and the next call that holds or voids the tag
-replaces it by one that ends. Where it stops a script, nothing that carries the tag is ever stored again.`,
-		foreignMark,
+		"foreign-tag-state",
+		`A tag state of foreign bytes or of a foreign type counts as unknown. The next EnsureTags, InvalidateTags or
+ExpireTags replaces it by a state that ends. If a script fails on it, no value with the tag is ever stored again.`,
+		foreignTagState,
 	},
 	{
 		"silent-server",
-		`Every call returns when its ctx ends, also when the server does not answer, and works again when it does. Most clients
-do not look at the ctx while they wait for an answer: a Get hangs for as long as theirs lasts (G7).`,
+		`Every call returns when its ctx ends, even if the server does not answer, and works again when the server answers.
+Many clients ignore the ctx while they wait for a reply: then a Get hangs until the time-out of the client (G7).`,
 		silentServer,
 	},
 	{
 		"broken-subscription",
-		`A subscription that breaks is announced as NoteDown, its return as NoteUp, and then everything is heard again. A break
-that goes unnoticed leaves old values in L1 until LocalTTL.`,
+		`The break of a subscription is reported as Disconnected, its return as Subscribed, and then every announcement
+arrives again. If a break is not reported, old values stay in L1 until LocalTTL.`,
 		brokenSubscription,
 	},
 	{
-		"no-room",
-		`Publish frees before it stores, and announces, so that a full store still lets the waiters go. Otherwise each node in
-turn sleeps out LockTTL and loads.`,
-		noRoom,
+		"store-full",
+		`Publish frees lease and claim before it stores, and announces, so that a full store still wakes the waiters.
+Otherwise one node after another sleeps for LockTTL and then loads.`,
+		storeFull,
 	},
 }
 
 func endlessLease(s *stores) {
 	needs(s, "StoreWorld.Plant", s.Plant != nil)
-	for _, how := range []refill.Ask{refill.AskLeft, refill.AskForce} {
-		s.Plant(key, PartLease, "dead#1")
-		s.healed(how)
+	for _, mode := range []driver.Mode{driver.Wait, driver.Force} {
+		s.Plant(key, PartLease, "gone#1")
+		s.wantUsable(mode)
 	}
 }
 
 func garbledLease(s *stores) {
 	needs(s, "StoreWorld.Garble", s.Garble != nil)
-	for _, how := range []refill.Ask{refill.AskLeft, refill.AskForce} {
+	for _, mode := range []driver.Mode{driver.Wait, driver.Force} {
 		s.Garble(key, PartLease)
-		s.healed(how)
+		s.wantUsable(mode)
 		s.Garble(key, PartLease)
 		s.invalidate(s.A, "a#1", key)
-		s.begin(s.A, key, "a#2", long)
+		s.start(s.A, key, "a#2", long)
 		s.release(s.A, key, "a#2")
 	}
 }
 
-// healed demands that the lease can be taken, with an end, and that the fill goes its way.
-func (s *stores) healed(how refill.Ask) {
+// wantUsable demands that a fill can take the lease, with an end, and complete.
+func (s *stores) wantUsable(mode driver.Mode) {
 	s.Helper()
-	s.take(s.A, s.bid(s.A, key, "a#1", long, how))
-	s.within("Left", s.await(s.B, key, "b#1", "a#1").Left, long)
-	s.alive(s.A, key, "a#1")
-	s.finish(s.A, key, "a#1", s.record("a#1", "x"), refill.PublishStored)
-	s.holds(key, s.record("a#1", "x"))
-	s.begin(s.B, key, "b#1", long)
+	s.wantAcquired(s.A, s.request(s.A, key, "a#1", long, mode))
+	s.wantLife("Left", s.await(s.B, key, "b#1", "a#1").Left, long)
+	s.wantRunning(s.A, key, "a#1")
+	s.publish(s.A, key, "a#1", s.record("a#1", "x"), driver.Stored)
+	s.wantValue(key, s.record("a#1", "x"))
+	s.start(s.B, key, "b#1", long)
 	s.release(s.B, key, "b#1")
 }
 
-// inherited makes this of key: the claim is slow's, and the lease is heir's, one that never ends.
-func (s *stores) inherited(slow, heir string) {
+// leaseTaken prepares key: slow has the claim, and next has the lease, which has no end.
+func (s *stores) leaseTaken(slow, next string) {
 	s.Helper()
 	needs(s, "StoreWorld.Plant", s.Plant != nil)
-	s.lapsed(key, slow)
-	s.Plant(key, PartLease, heir)
+	s.leaseEnded(key, slow)
+	s.Plant(key, PartLease, next)
 	s.renew(s.A, key, slow, false)
-	s.renew(s.B, key, heir, false)
-	s.lose(s.B, key, "z#1", heir)
+	s.renew(s.B, key, next, false)
+	s.lose(s.B, key, "z#1", next)
 }
 
-func publishBeforeHeir(s *stores) {
-	e := s.listen(s.B, "product")
-	s.inherited("a#1", "b#1")
-	s.quiet("a#1") // its own lease is not there any more, so it has to be announced
-	e.hearsQuiet("a#1")
-	b := refill.Bid{Key: key, Token: "b#1", LeaseTTL: long, ClaimTTL: long}
-	for _, b.Ask = range []refill.Ask{refill.AskLeft, refill.AskForce} {
-		s.finds(s.B, b, s.record("a#1", "x"))
+func publishLeaseTaken(s *stores) {
+	sub := s.subscribe(s.B, "product")
+	s.leaseTaken("a#1", "b#1")
+	s.publishIfAwaited("a#1") // its own lease has ended, so it must be announced
+	sub.wantFilled("a#1")
+	req := driver.AcquireRequest{Key: key, Token: "b#1", LeaseTTL: long, ClaimTTL: long}
+	for _, req.Mode = range []driver.Mode{driver.Wait, driver.Force} {
+		s.wantChanged(s.B, req, s.record("a#1", "x"))
 	}
-	s.begin(s.A, key, "a#2", long)
+	s.start(s.A, key, "a#2", long)
 	s.lose(s.B, key, "b#2", "a#2")
-	e.heardAll(key)
+	sub.wantNoMore(key)
 }
 
-// succeeds demands that the end of a#1's fill has left the lease to b#1, who goes on with it, and was heard of.
-func (s *stores) succeeds(e *ear) {
+// wantSuccessor demands that b#1 still has the lease after the end of a#1's fill and can continue, and that there was
+// no further announcement.
+func (s *stores) wantSuccessor(sub *subscription) {
 	s.Helper()
 	s.lose(s.A, key, "a#2", "b#1")
-	s.finish(s.A, key, "a#1", s.record("a#1", "x"), refill.PublishRefused)
-	s.take(s.B, s.bid(s.B, key, "b#1", long, refill.AskOnce))
-	s.alive(s.B, key, "b#1")
-	e.heardAll(key)
+	s.publish(s.A, key, "a#1", s.record("a#1", "x"), driver.Rejected)
+	s.wantAcquired(s.B, s.request(s.B, key, "b#1", long, driver.Try))
+	s.wantRunning(s.B, key, "b#1")
+	sub.wantNoMore(key)
 }
 
-func failBeforeHeir(s *stores) {
-	e := s.listen(s.B, "product")
-	s.inherited("a#1", "b#1")
+func failLeaseTaken(s *stores) {
+	sub := s.subscribe(s.B, "product")
+	s.leaseTaken("a#1", "b#1")
 	s.fail(s.A, key, "a#1", "boom", long)
-	e.hears(refill.Note{Kind: refill.NoteFailed, Key: key, Token: "a#1", Failure: "boom"})
-	s.succeeds(e)
+	sub.want(driver.Announcement{Kind: driver.Failed, Key: key, Token: "a#1", Failure: "boom"})
+	s.wantSuccessor(sub)
 }
 
-func releaseBeforeHeir(s *stores) {
-	e := s.listen(s.B, "product")
-	s.inherited("a#1", "b#1")
+func releaseLeaseTaken(s *stores) {
+	sub := s.subscribe(s.B, "product")
+	s.leaseTaken("a#1", "b#1")
 	s.release(s.A, key, "a#1")
-	e.hears(refill.Note{Kind: refill.NoteReleased, Key: key, Token: "a#1"})
-	s.succeeds(e)
+	sub.want(driver.Announcement{Kind: driver.Released, Key: key, Token: "a#1"})
+	s.wantSuccessor(sub)
 }
 
 func foreignClaim(s *stores) {
 	needs(s, "StoreWorld.Plant or Garble", s.Plant != nil || s.Garble != nil)
-	plant := func() { s.Plant(key, PartClaim, "dead#1") }
+	plant := func() { s.Plant(key, PartClaim, "gone#1") }
 	garble := func() { s.Garble(key, PartClaim) }
 	if s.Plant == nil {
 		plant = garble
@@ -172,21 +173,21 @@ func foreignClaim(s *stores) {
 	}
 	for _, put := range []func(){plant, garble} {
 		put()
-		s.finish(s.A, key, "a#0", s.record("a#0", "x"), refill.PublishRefused)
-		s.begin(s.A, key, "a#1", long)
-		s.alive(s.A, key, "a#1")
-		s.finish(s.A, key, "a#1", s.record("a#1", "x"), refill.PublishStored)
+		s.publish(s.A, key, "a#0", s.record("a#0", "x"), driver.Rejected)
+		s.start(s.A, key, "a#1", long)
+		s.wantRunning(s.A, key, "a#1")
+		s.publish(s.A, key, "a#1", s.record("a#1", "x"), driver.Stored)
 		put()
 		s.invalidate(s.A, "a#2", key)
-		s.begin(s.B, key, "b#1", long)
+		s.start(s.B, key, "b#1", long)
 		put()
 		s.fail(s.B, key, "b#1", "boom", 0)
-		s.begin(s.A, key, "a#3", long)
+		s.start(s.A, key, "a#3", long)
 		put()
 		s.renew(s.A, key, "a#3", false)
 		s.lose(s.B, key, "b#2", "a#3")
 		s.release(s.A, key, "a#3")
-		s.begin(s.A, key, "a#4", long)
+		s.start(s.A, key, "a#4", long)
 		s.release(s.A, key, "a#4")
 		s.expire(s.A, "a#5", key)
 	}
@@ -195,112 +196,112 @@ func foreignClaim(s *stores) {
 func garbledValue(s *stores) {
 	needs(s, "StoreWorld.Garble", s.Garble != nil)
 	s.Garble(key, PartValue)
-	s.holds(key, nil)
+	s.wantValue(key, nil)
 	s.fill(s.A, key, "a#1", s.record("a#1", "healed"))
-	s.holds(key, s.record("a#1", "healed"))
-	for _, void := range []func(refill.Store, string, ...string){s.invalidate, s.expire} {
+	s.wantValue(key, s.record("a#1", "healed"))
+	for _, remove := range []func(driver.Store, string, ...string){s.invalidate, s.expire} {
 		s.Garble(key, PartValue)
-		void(s.A, "a#2", key)
-		s.holds(key, nil)
+		remove(s.A, "a#2", key)
+		s.wantValue(key, nil)
 		s.fill(s.B, key, "b#1", s.record("b#1", "healed"))
-		s.holds(key, s.record("b#1", "healed"))
+		s.wantValue(key, s.record("b#1", "healed"))
 	}
 }
 
-func foreignMark(s *stores) {
+func foreignTagState(s *stores) {
 	needs(s, "StoreWorld.Plant or Garble", s.Plant != nil || s.Garble != nil)
 	if s.Plant != nil {
-		s.replacesMark(func() { s.Plant(red, PartMark, "dead#1") })
+		s.wantReplaced(func() { s.Plant(red, PartTag, "gone#1") })
 	}
 	if s.Garble != nil {
-		s.replacesMark(func() { s.Garble(red, PartMark) })
+		s.wantReplaced(func() { s.Garble(red, PartTag) })
 	}
 }
 
-func (s *stores) replacesMark(put func()) {
+func (s *stores) wantReplaced(put func()) {
 	s.Helper()
 	put()
-	s.unknown(red)
+	s.wantUnknown(red)
 	before := s.moment()
-	s.hold(s.A, time.Hour, s.short, red)
+	s.ensure(s.A, time.Hour, s.short, red)
 	after := s.moment()
-	if t := s.states(s.B, red)[0]; t.Known { // it ends soon
-		s.between("Invalidated", t.Invalidated, before.Add(-time.Hour), after.Add(-time.Hour))
+	if t := s.states(s.B, red)[0]; t.Known { // the state lives for s.short only, so it may have ended
+		s.wantBetween("Invalidated", t.Invalidated, before.Add(-time.Hour), after.Add(-time.Hour))
 	}
-	if !s.ends(func() bool { return !s.states(s.B, red)[0].Known }) {
-		s.Fatalf("the mark in the place of a foreign one does not end")
+	if !s.runOut(func() bool { return !s.states(s.B, red)[0].Known }) {
+		s.Fatalf("the tag state that replaced a foreign one does not end")
 	}
-	for _, v := range []tagVoid{invalidating, expiring} {
+	for _, c := range []tagChange{invalidating, expiring} {
 		put()
 		before := s.moment()
-		s.voidTags(v, s.A, "a#1", long, red)
+		s.changeTags(c, s.A, "a#1", long, red)
 		after := s.moment()
-		s.between("Invalidated after "+v.name, s.mark(red).Invalidated, before, after)
+		s.wantBetween("Invalidated after "+c.name, s.tagState(red).Invalidated, before, after)
 	}
 }
 
-// noRoom allows that the record is stored: Redis checks its memory before the first write of a script only, and a free one
-// comes before it.
-func noRoom(s *stores) {
+// storeFull accepts that the record is stored: Redis checks its memory only before the first write of a script, and the
+// first write here frees memory.
+func storeFull(s *stores) {
 	needs(s, "StoreWorld.Full", s.Full != nil)
-	s.begin(s.A, key, "a#1", long)
-	e := s.listen(s.B, "product")
-	full := undone(s, s.Full)
+	s.start(s.A, key, "a#1", long)
+	sub := s.subscribe(s.B, "product")
+	full := fault(s, s.Full)
 	full(true)
-	p := refill.Publication{Key: key, Token: "a#1", Record: s.record("a#1", "x"), Keep: long}
+	p := driver.PublishRequest{Key: key, Token: "a#1", Record: s.record("a#1", "x"), Keep: long}
 	state, err := s.A.Publish(s.ctx, p)
 	s.ok(err, "Publish")
-	if n := e.next("an announcement by a#1"); n.Key != key || n.Token != "a#1" {
-		s.Fatalf("heard %s, want an announcement of %s by a#1", noteText(n), key)
+	if n := sub.next("an announcement by a#1"); n.Key != key || n.Token != "a#1" {
+		s.Fatalf("the next announcement is %s, want one about %s by a#1", announcementText(n), key)
 	}
 	full(false)
 	switch state {
-	case refill.PublishStored:
-		s.holds(key, p.Record)
-	case refill.PublishNoRoom:
-		s.holds(key, nil)
+	case driver.Stored:
+		s.wantValue(key, p.Record)
+	case driver.StoreFull:
+		s.wantValue(key, nil)
 	default:
-		s.Fatalf("Publish with a good claim in a full store = %s, want PublishNoRoom or PublishStored", publishedName(state))
+		s.Fatalf("Publish with a valid claim in a full store = %s, want StoreFull or Stored", publishText(state))
 	}
-	s.begin(s.B, key, "b#1", long)
-	s.finish(s.B, key, "b#1", s.record("b#1", "x"), refill.PublishStored)
+	s.start(s.B, key, "b#1", long)
+	s.publish(s.B, key, "b#1", s.record("b#1", "x"), driver.Stored)
 }
 
 func silentServer(s *stores) {
 	needs(s, "StoreWorld.Silence", s.Silence != nil)
 	const free = "product:43"
-	s.begin(s.A, key, "a#2", long)
-	silent := undone(s, s.Silence)
+	s.start(s.A, key, "a#2", long)
+	silent := fault(s, s.Silence)
 	silent(true)
 	for _, c := range s.calls(key, free) {
-		giveUp(s, s.ctx, c)
+		wantGivesUp(s, s.ctx, c)
 	}
 	silent(false)
-	// What was asked meanwhile may still be carried out, or the connections have to be made again.
+	// The server may still run the calls of that time, or the connections must be made again.
 	answers := func() bool { _, err := s.A.Get(s.ctx, key); return err == nil }
 	for deadline := time.Now().Add(patience); !answers(); <-time.After(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			s.Fatalf("Get gives errors %v after the server answers again", patience)
+			s.Fatalf("Get still returns errors %v after the server answers again", patience)
 		}
 	}
-	s.begin(s.A, "product:44", "a#5", long)
-	s.finish(s.A, "product:44", "a#5", s.record("a#5", "x"), refill.PublishStored)
-	s.holds("product:44", s.record("a#5", "x"))
+	s.start(s.A, "product:44", "a#5", long)
+	s.publish(s.A, "product:44", "a#5", s.record("a#5", "x"), driver.Stored)
+	s.wantValue("product:44", s.record("a#5", "x"))
 }
 
 func brokenSubscription(s *stores) {
 	needs(s, "StoreWorld.Break", s.Break != nil)
-	e := s.listen(s.A, "product")
+	sub := s.subscribe(s.A, "product")
 	for range 2 {
 		s.Break()
-		if n := e.next("NoteDown"); n.Kind != refill.NoteDown {
-			s.Fatalf("after a break heard %s, want NoteDown", noteText(n))
+		if n := sub.next("Disconnected"); n.Kind != driver.Disconnected {
+			s.Fatalf("after a break the next announcement is %s, want Disconnected", announcementText(n))
 		}
-		for n := e.next("NoteUp"); n.Kind != refill.NoteUp; n = e.next("NoteUp") {
-			if n.Kind != refill.NoteDown { // it may take several tries
-				s.Fatalf("after a break heard %s, want NoteUp", noteText(n))
+		for n := sub.next("Subscribed"); n.Kind != driver.Subscribed; n = sub.next("Subscribed") {
+			if n.Kind != driver.Disconnected { // it may take several tries
+				s.Fatalf("after a break the next announcement is %s, want Subscribed", announcementText(n))
 			}
 		}
-		e.heardAll(key)
+		sub.wantNoMore(key)
 	}
 }

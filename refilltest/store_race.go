@@ -9,68 +9,70 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/refill-go/refill"
+	"github.com/refill-go/refill/driver"
 )
 
 var raceCases = []storeCase{
 	{
-		"ctx-over",
-		`A call whose ctx is over already returns an error and changes nothing. The caller has gone; who could use the
-lease that it takes?`,
-		ctxOver,
+		"ctx-ended",
+		`A call whose ctx has already ended returns an error and changes nothing. Its caller has left, so a lease that it
+takes locks the key while no node loads.`,
+		ctxEnded,
 	},
 	{
 		"race-one-winner",
-		`However many nodes race for a key, one load runs at a time, and each record replaces exactly the one that its load
-saw. A step made of two commands passes every test of one node and breaks here (seeds row 6).`,
+		`For any number of nodes that race for a key, one load runs at a time, and each record replaces exactly the one
+that its load has seen. A step that consists of two commands passes every test with one node and fails here: another
+node acts between the two.`,
 		raceOneWinner,
 	},
 	{
-		"race-void",
-		`After Invalidate or Expire returns, no load that began before is ever served as fresh, whatever runs at the same
-time (G2). This is what a user means when he says that the cache is broken.`,
-		raceVoid,
+		"race-invalidate",
+		`After Invalidate or Expire has returned, no load that began before it is served as fresh, whatever runs at the same
+time (G2). Otherwise users see old data right after they have changed it.`,
+		raceInvalidate,
 	},
 }
 
-func ctxOver(s *stores) {
+func ctxEnded(s *stores) {
 	const free = "product:43"
 	v1 := s.record("a#1", "v1")
 	s.fill(s.A, key, "a#1", v1)
-	s.begin(s.A, key, "a#2", long)
-	e := s.listen(s.B, "product")
+	s.start(s.A, key, "a#2", long)
+	sub := s.subscribe(s.B, "product")
 	ctx, cancel := context.WithCancel(s.ctx)
 	cancel()
 	for _, c := range s.calls(key, free) {
 		if err := c.do(ctx); err == nil {
-			s.Fatalf("%s with a ctx that is over gives no error", c.name)
+			s.Fatalf("%s with a ctx that has ended returns no error", c.name)
 		}
 	}
-	s.holds(key, v1)
-	s.alive(s.A, key, "a#2")
-	s.begin(s.B, free, "b#1", long)
-	s.unknown(key, free)
-	e.heardAll(key)
+	s.wantValue(key, v1)
+	s.wantRunning(s.A, key, "a#2")
+	s.start(s.B, free, "b#1", long)
+	s.wantUnknown(key, free)
+	sub.wantNoMore(key)
 }
 
-// calls are all calls of A: about key by the token a#2, and for the lease of free by a#3. The two are tags as well.
+// calls are all calls of A: for key with the token a#2, and for the lease of free with a#3. The two keys are also used
+// as tags.
 func (s *stores) calls(key, free string) []call {
 	rec := s.record("a#2", "x")
-	bid := func(key, token string, how refill.Ask) func(context.Context) error {
+	acquire := func(key, token string, mode driver.Mode) func(context.Context) error {
 		return func(ctx context.Context) error {
-			_, err := s.A.Begin(ctx, refill.Bid{Key: key, Token: token, LeaseTTL: long, ClaimTTL: long, Ask: how})
+			_, err := s.A.Acquire(ctx, driver.AcquireRequest{Key: key, Token: token, LeaseTTL: long, ClaimTTL: long, Mode: mode})
 			return err
 		}
 	}
 	return []call{
 		{"Get", func(ctx context.Context) error { _, err := s.A.Get(ctx, key); return err }},
-		{"Begin", bid(free, "a#3", refill.AskOnce)},
-		{"Begin with AskLeft", bid(free, "a#3", refill.AskLeft)},
-		{"Begin with AskForce", bid(free, "a#3", refill.AskForce)},
-		{"Begin of the holder", bid(key, "a#2", refill.AskLeft)},
+		{"Acquire in mode Try", acquire(free, "a#3", driver.Try)},
+		{"Acquire in mode Wait", acquire(free, "a#3", driver.Wait)},
+		{"Acquire in mode Force", acquire(free, "a#3", driver.Force)},
+		{"Acquire by the holder", acquire(key, "a#2", driver.Wait)},
 		{"Renew", func(ctx context.Context) error { _, err := s.A.Renew(ctx, key, "a#2", long); return err }},
 		{"Publish", func(ctx context.Context) error {
-			_, err := s.A.Publish(ctx, refill.Publication{Key: key, Token: "a#2", Record: rec, Keep: long})
+			_, err := s.A.Publish(ctx, driver.PublishRequest{Key: key, Token: "a#2", Record: rec, Keep: long})
 			return err
 		}},
 		{"Fail", func(ctx context.Context) error { return s.A.Fail(ctx, key, "a#2", "boom", long) }},
@@ -79,38 +81,38 @@ func (s *stores) calls(key, free string) []call {
 		{"Expire", func(ctx context.Context) error { return s.A.Expire(ctx, "a#4", key, free) }},
 		{"GetMany", func(ctx context.Context) error { _, err := s.A.GetMany(ctx, key, free); return err }},
 		{"Tags", func(ctx context.Context) error { _, err := s.A.Tags(ctx, key, free); return err }},
-		{"HoldTags", func(ctx context.Context) error { return s.A.HoldTags(ctx, time.Hour, long, key, free) }},
+		{"EnsureTags", func(ctx context.Context) error { return s.A.EnsureTags(ctx, time.Hour, long, key, free) }},
 		{"InvalidateTags", func(ctx context.Context) error { return s.A.InvalidateTags(ctx, "a#4", long, key, free) }},
 		{"ExpireTags", func(ctx context.Context) error { return s.A.ExpireTags(ctx, "a#4", long, key, free) }},
 	}
 }
 
-// racers are many enough to meet, and few enough for a laptop.
+// There are enough racers for them to meet, and few enough for a laptop.
 const (
 	racers = 16
 	rounds = 25
 )
 
-func (s *stores) node(i int) refill.Store {
+func (s *stores) node(i int) driver.Store {
 	if i%2 == 0 {
 		return s.A
 	}
 	return s.B
 }
 
-// raceOneWinner has no voids and no ends of leases, so nothing but the lease and the claim decides.
+// raceOneWinner invalidates nothing and lets no lease end, so lease and claim alone decide.
 func raceOneWinner(s *stores) {
 	var (
 		running atomic.Int32
 		mu      sync.Mutex
-		heir    = map[string]string{} // guarded by mu: which token replaced which
+		next    = map[string]string{} // guarded by mu: next[a] is the token that replaced a
 		wg      sync.WaitGroup
 	)
 	for i := range racers {
 		wg.Go(func() {
 			for r := range rounds {
 				token := fmt.Sprintf("n%d#%d", i, r)
-				err := s.raceFill(s.node(i), token, asks()[(i+r)%3], func(seen string) {
+				err := s.raceFill(s.node(i), token, modes()[(i+r)%3], func(seen string) {
 					if n := running.Add(1); n > 1 {
 						s.Errorf("%d loads of one key at once", n)
 					}
@@ -119,10 +121,10 @@ func raceOneWinner(s *stores) {
 					}
 					mu.Lock()
 					defer mu.Unlock()
-					if other, taken := heir[seen]; taken {
+					if other, replaced := next[seen]; replaced {
 						s.Errorf("%s and %s both replaced %q", other, token, seen)
 					}
-					heir[seen] = token
+					next[seen] = token
 					running.Add(-1)
 				})
 				if err != nil {
@@ -133,46 +135,46 @@ func raceOneWinner(s *stores) {
 		})
 	}
 	wg.Wait()
-	if len(heir) == 0 {
-		s.Fatalf("nobody won once in %d tries", racers*rounds)
+	if len(next) == 0 {
+		s.Fatalf("no node acquired the lease in %d tries", racers*rounds)
 	}
 	last := ""
-	for range heir {
-		last = heir[last]
+	for range next {
+		last = next[last]
 	}
-	if got := refill.RecordToken(s.get(s.A, key)); got != last || last == "" {
-		s.Fatalf("the value is %q's, want %q's: each record replaces the one that its load saw", got, last)
+	if got := driver.RecordToken(s.get(s.A, key)); got != last || last == "" {
+		s.Fatalf("the value is from %q, want it from %q: each record replaces the one that its load has seen", got, last)
 	}
 }
 
-// raceFill tries for one fill as a Loader does; load runs between Begin and the publication.
-func (s *stores) raceFill(st refill.Store, token string, how refill.Ask, load func(seen string)) error {
+// raceFill tries one fill as a Loader does. load runs between Acquire and Publish.
+func (s *stores) raceFill(st driver.Store, token string, mode driver.Mode, load func(seen string)) error {
 	rec, err := st.Get(s.ctx, key)
 	if err != nil {
 		return err
 	}
-	seen := refill.RecordToken(rec)
-	b := refill.Bid{Key: key, Token: token, Seen: seen, LeaseTTL: long, ClaimTTL: long, Ask: how}
-	if r, err := st.Begin(s.ctx, b); err != nil || r.State != refill.BeginTaken {
+	seen := driver.RecordToken(rec)
+	req := driver.AcquireRequest{Key: key, Token: token, Seen: seen, LeaseTTL: long, ClaimTTL: long, Mode: mode}
+	if r, err := st.Acquire(s.ctx, req); err != nil || r.State != driver.Acquired {
 		return err
 	}
 	load(seen)
-	rec, err = (&refill.Record{Token: token, Kind: "race"}).Append(nil)
+	rec, err = (&driver.Record{Token: token, Kind: "race"}).Append(nil)
 	if err != nil {
 		return err
 	}
-	state, err := st.Publish(s.ctx, refill.Publication{Key: key, Token: token, Replaced: seen, Record: rec, Keep: long})
-	if err == nil && state != refill.PublishStored {
-		return fmt.Errorf("publish: %s although nobody took the claim", publishedName(state))
+	state, err := st.Publish(s.ctx, driver.PublishRequest{Key: key, Token: token, Replaced: seen, Record: rec, Keep: long})
+	if err == nil && state != driver.Stored {
+		return fmt.Errorf("publish: %s although no other fill took the claim", publishText(state))
 	}
 	return err
 }
 
-// raceVoid runs fills of a number, the database, beside writers who raise the number and void the key: one of each, where
-// nothing but the void stands between an old load and the store, and more of them, where others take its place.
-func raceVoid(s *stores) {
+// raceInvalidate runs fills of a number, the database, while writers raise the number and invalidate or expire the key.
+// With one of each, only that call keeps an old load out of the store. With more, other fills can replace it as well.
+func raceInvalidate(s *stores) {
 	for _, n := range []int{1, 2, 4} {
-		s.raceVoids(&number{key: fmt.Sprintf("product:%d", n)}, n)
+		s.raceRow(&number{key: fmt.Sprintf("product:%d", n)}, n)
 	}
 }
 
@@ -182,7 +184,7 @@ type number struct {
 	now atomic.Int64
 }
 
-func (s *stores) raceVoids(row *number, nodes int) {
+func (s *stores) raceRow(row *number, nodes int) {
 	var writing atomic.Int64
 	var wg sync.WaitGroup
 	writing.Store(int64(nodes))
@@ -198,7 +200,7 @@ func (s *stores) raceVoids(row *number, nodes int) {
 			defer writing.Add(-1)
 			for r := 0; r < 4*rounds && !s.Failed(); r++ {
 				if err := s.raiseNumber(s.node(i+1), fmt.Sprintf("w%d#%d", i, r), r%2 == 0, row); err != nil {
-					s.Errorf("after a void: %v", err)
+					s.Errorf("after Invalidate or Expire: %v", err)
 				}
 			}
 		})
@@ -206,45 +208,45 @@ func (s *stores) raceVoids(row *number, nodes int) {
 	wg.Wait()
 }
 
-// fillNumber makes a record of the number as it is when the load begins. Some loads are quick, others so slow that the
-// number was raised meanwhile, as far as that can be waited for.
-func (s *stores) fillNumber(st refill.Store, token string, round int, row *number) error {
+// fillNumber publishes the number as it is when the load begins. Some loads are quick. Others wait until the number has
+// been raised, but not for ever.
+func (s *stores) fillNumber(st driver.Store, token string, round int, row *number) error {
 	runtime.Gosched()
 	rec, err := st.Get(s.ctx, row.key)
 	if err != nil {
 		return err
 	}
-	b := refill.Bid{Key: row.key, Token: token, Seen: refill.RecordToken(rec), LeaseTTL: long, ClaimTTL: long}
+	req := driver.AcquireRequest{Key: row.key, Token: token, Seen: driver.RecordToken(rec), LeaseTTL: long, ClaimTTL: long}
 	if round%2 == 0 {
-		b.Ask = refill.AskLeft
+		req.Mode = driver.Wait
 	}
-	if r, err := st.Begin(s.ctx, b); err != nil || r.State != refill.BeginTaken {
+	if r, err := st.Acquire(s.ctx, req); err != nil || r.State != driver.Acquired {
 		return err
 	}
 	loaded := row.now.Load()
-	for turn := 0; turn < 100 && round%3 != 0 && row.now.Load() == loaded; turn++ {
+	for try := 0; try < 100 && round%3 != 0 && row.now.Load() == loaded; try++ {
 		runtime.Gosched()
 	}
 	for range round % 8 {
 		runtime.Gosched()
 	}
-	r := refill.Record{Token: token, Payload: strconv.AppendInt(nil, loaded, 10)}
+	r := driver.Record{Token: token, Payload: strconv.AppendInt(nil, loaded, 10)}
 	if rec, err = r.Append(nil); err != nil {
 		return err
 	}
-	_, err = st.Publish(s.ctx, refill.Publication{Key: row.key, Token: token, Record: rec, Keep: long})
+	_, err = st.Publish(s.ctx, driver.PublishRequest{Key: row.key, Token: token, Record: rec, Keep: long})
 	return err
 }
 
-// raiseNumber changes the database, voids the key, and then watches what is served as fresh, until it is this change or
-// a later one.
-func (s *stores) raiseNumber(st refill.Store, by string, soft bool, row *number) error {
-	mine, void := row.now.Add(1), st.Invalidate
-	if soft {
-		void = st.Expire
+// raiseNumber changes the database and invalidates or expires the key. Then it reads what is served as fresh, until
+// that is this change or a later one.
+func (s *stores) raiseNumber(st driver.Store, by string, expire bool, row *number) error {
+	mine, remove := row.now.Add(1), st.Invalidate
+	if expire {
+		remove = st.Expire
 	}
 	runtime.Gosched()
-	if err := void(s.ctx, by, row.key); err != nil {
+	if err := remove(s.ctx, by, row.key); err != nil {
 		return err
 	}
 	for range 50 {
@@ -253,13 +255,13 @@ func (s *stores) raiseNumber(st refill.Store, by string, soft bool, row *number)
 			return err
 		}
 		runtime.Gosched()
-		r, err := refill.DecodeRecord(b)
+		r, err := driver.DecodeRecord(b)
 		if err != nil || !r.ExpiredAt.IsZero() {
-			continue // nothing there, or nothing fresh
+			continue // no value, or no fresh one
 		}
 		n, err := strconv.ParseInt(string(r.Payload), 10, 64)
 		if err != nil || n < mine {
-			return fmt.Errorf("the number %q is served as fresh, it is %d since before", r.Payload, mine)
+			return fmt.Errorf("the number %q is served as fresh, although it was raised to %d before", r.Payload, mine)
 		}
 		return nil
 	}

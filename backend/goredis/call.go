@@ -9,24 +9,25 @@ import (
 )
 
 const (
-	// maxAbandoned is how many calls may be left behind before further ones fail at once.
+	// maxAbandoned is how many calls may be left behind before further calls fail at once.
 	maxAbandoned = 1000
-	// maxLate is how late a call may notice that its ctx was cancelled, where the deadline is obeyed to the moment.
+	// maxLate is how late a call may notice that its ctx was cancelled, if the client obeys the deadline exactly.
 	maxLate = time.Second
 )
 
 var errAbandoned = errors.New("too many earlier calls still wait for a server that does not answer")
 
-// calls makes calls of a client, and counts those that were left behind. They end by the client's own time-outs.
+// calls makes calls of a client and counts those that were left behind. The client's own time-outs end them.
 type calls struct {
-	refused   error                 // what Check reports: nothing is called
-	moved     func(context.Context) // says that a Cluster's masters may be others than the client believes; nil elsewhere
+	refused   error                 // what Check reports: no call is made
+	moved     func(context.Context) // makes a Cluster client reload its masters, which may have moved; otherwise nil
 	deadlines bool                  // the client obeys the deadline of a ctx on its sockets: ContextTimeoutEnabled
 	abandoned atomic.Int64
 }
 
-// call runs f and returns when ctx ends, whatever f does. go-redis looks at a ctx before it uses a socket, but while it
-// does, at the deadline only, and only if it was told to. Every step of the Store goes through here.
+// call runs f and returns when ctx ends, whatever f does. go-redis checks the ctx before it uses a socket. While it
+// uses the socket, it obeys the deadline only, and only if ContextTimeoutEnabled is set. Every step of the Store goes
+// through here.
 func call[T any](ctx context.Context, c *calls, step string, f func(context.Context) (T, error)) (T, error) {
 	var r T
 	if c.refused != nil {
@@ -40,7 +41,7 @@ func call[T any](ctx context.Context, c *calls, step string, f func(context.Cont
 	case c.abandoned.Load() >= maxAbandoned:
 		err = errAbandoned
 	default:
-		r, err = aside(ctx, c, f)
+		r, err = detached(ctx, c, f)
 	}
 	if err == nil {
 		return r, nil
@@ -54,7 +55,8 @@ func call[T any](ctx context.Context, c *calls, step string, f func(context.Cont
 	return r, fmt.Errorf("goredis: %s: %w", step, err)
 }
 
-// ended is the error of a ctx that is over, also where its timer is about to say so: a socket's deadline may be faster.
+// ended returns the error of ctx. If the deadline has passed and the timer of ctx has not fired yet, it returns
+// DeadlineExceeded: the deadline of a socket may be faster.
 func ended(ctx context.Context) error {
 	if end, ok := ctx.Deadline(); ok && ctx.Err() == nil && !time.Now().Before(end) {
 		return context.DeadlineExceeded
@@ -62,20 +64,20 @@ func ended(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// inTime reports that the client itself returns when ctx ends, or soon after. That spares a goroutine, a third of the
-// time of a GET on loopback.
+// inTime reports whether the client itself returns when ctx ends, or soon after. Such a call needs no goroutine, which
+// would cost a third of the time of a GET on loopback.
 func (c *calls) inTime(ctx context.Context) bool {
 	end, ok := ctx.Deadline()
 	return ok && c.deadlines && time.Until(end) <= maxLate
 }
 
-// aside runs f on a goroutine and waits for it until ctx ends.
-func aside[T any](ctx context.Context, c *calls, f func(context.Context) (T, error)) (T, error) {
+// detached runs f on a goroutine and waits for it until ctx ends.
+func detached[T any](ctx context.Context, c *calls, f func(context.Context) (T, error)) (T, error) {
 	type result struct {
 		value T
 		err   error
 	}
-	var parted atomic.Bool // set by whichever of the two is first at the parting; the other one settles the count
+	var parted atomic.Bool // set by both sides when they part; the second one undoes the count
 	done := make(chan result, 1)
 	go func() {
 		v, err := f(ctx)

@@ -26,23 +26,23 @@ func TestCallReturnsWhenItsContextEnds(t *testing.T) {
 		}
 		wg.Wait()
 		if n := c.abandoned.Load(); n != maxAbandoned {
-			t.Fatalf("%d calls were left behind, want %d", n, maxAbandoned)
+			t.Fatalf("%d calls are counted as left behind, want %d", n, maxAbandoned)
 		}
 		if _, err := call(t.Context(), &c, "get", silent); !errors.Is(err, errAbandoned) {
-			t.Errorf("one too many: %v", err)
+			t.Errorf("one call above the limit: %v", err)
 		}
 		close(answers)
 		synctest.Wait()
 		if n := c.abandoned.Load(); n != 0 {
-			t.Errorf("%d calls are still counted", n)
+			t.Errorf("%d calls are still counted as left behind", n)
 		}
 		if n, err := call(t.Context(), &c, "get", silent); n != 1 || err != nil {
-			t.Errorf("%d, %v when the server answers again", n, err)
+			t.Errorf("%d, %v although the server answers again", n, err)
 		}
 	})
 }
 
-// A client that obeys deadlines spares the goroutine, which is left to calls whose ctx has none, or a far one.
+// A client that obeys deadlines needs no goroutine, unless the ctx has no deadline or a far one.
 func TestCallInTime(t *testing.T) {
 	near, cancel := context.WithTimeout(t.Context(), maxLate)
 	defer cancel()
@@ -61,8 +61,8 @@ func TestCallInTime(t *testing.T) {
 	}
 }
 
-// A socket's deadline may pass before the timer of the ctx has fired; the error is that of the ctx all the same.
-func TestCallSaysThatItsContextEnded(t *testing.T) {
+// The deadline of a socket may pass before the timer of the ctx has fired. The error is that of the ctx nevertheless.
+func TestCallReturnsTheErrorOfItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithDeadline(t.Context(), time.Now())
 		defer cancel()

@@ -7,8 +7,9 @@ import (
 
 const ms = time.Millisecond
 
-// reading is a sample of a server whose clock is ahead of epoch+local by ahead, read at a share of the round trip.
-func reading(sent, trip time.Duration, ahead time.Duration, share float64) sample {
+// reading returns a sample of a server whose clock is ahead of epoch+local by ahead. share says at which part of the
+// round trip the clock was read.
+func reading(sent, trip, ahead time.Duration, share float64) sample {
 	at := sent + time.Duration(float64(trip)*share)
 	return sample{sent: sent, got: sent + trip, server: time.Unix(1_700_000_000, 0).Add(at + ahead)}
 }
@@ -17,13 +18,13 @@ func TestEstimateIsOffByHalfTheRoundTripAtMost(t *testing.T) {
 	for _, share := range []float64{0, 0.25, 0.5, 1} {
 		e := reading(time.Second, 10*ms, 0, share).estimate()
 		if off := e.zero.Sub(time.Unix(1_700_000_000, 0)).Abs(); off > e.err || e.err > 5*ms+time.Microsecond {
-			t.Errorf("read after %v of the trip: off by %v, said at most %v", share, off, e.err)
+			t.Errorf("read after %v of the trip: off by %v, estimated at most %v", share, off, e.err)
 		}
 	}
 }
 
 func TestEstimateOr(t *testing.T) {
-	const late = 20 * time.Second // after which the old sample may be off by 2 ms more
+	const late = 20 * time.Second // after it the old sample may be off by 2 ms more
 	for _, c := range []struct {
 		name     string
 		old, new sample
@@ -32,7 +33,7 @@ func TestEstimateOr(t *testing.T) {
 		{"smaller round trip", reading(0, 10*ms, 0, 0.5), reading(time.Second, ms, 0, 0.5), true},
 		{"equal round trip", reading(0, 10*ms, 0, 0.5), reading(time.Second, 10*ms, 0, 0.5), true},
 		{"larger round trip", reading(0, ms, 0, 0.5), reading(time.Second, 10*ms, 0, 0.5), false},
-		{"above 50 ms beside a better one", reading(0, 10*ms, 0, 0.5), reading(late, 60*ms, 0, 0.5), false},
+		{"above 50 ms, the first was better", reading(0, 10*ms, 0, 0.5), reading(late, 60*ms, 0, 0.5), false},
 		{"above 50 ms, the first was worse", reading(0, 80*ms, 0, 0.5), reading(time.Second, 60*ms, 0, 0.5), true},
 		{"the old one has aged", reading(0, ms, 0, 0.5), reading(late, 4*ms, 0, 0.5), true},
 		{"it has not aged enough", reading(0, ms, 0, 0.5), reading(late, 7*ms, 0, 0.5), false},
@@ -40,7 +41,10 @@ func TestEstimateOr(t *testing.T) {
 		{"clock set forward", reading(0, ms, 0, 0.5), reading(time.Second, 10*ms, 20*ms, 0.5), true},
 		{"clock set back", reading(0, ms, 0, 0.5), reading(time.Second, 10*ms, -time.Hour, 0.5), true},
 		{"drift within the allowance", reading(0, ms, 0, 0.5), reading(late, 20*ms, 2*ms, 0.5), false},
-		{"a freeze in the round trip says little", reading(0, ms, 0, 0.5), reading(time.Second, 5*time.Second, time.Second, 0.5), false},
+		{
+			"a round trip that includes a freeze",
+			reading(0, ms, 0, 0.5), reading(time.Second, 5*time.Second, time.Second, 0.5), false,
+		},
 	} {
 		old, newer := c.old.estimate(), c.new.estimate()
 		if got := old.or(newer); (got == newer) != c.replaced || got != newer && got != old {
@@ -55,10 +59,10 @@ func TestClock(t *testing.T) {
 		t.Errorf("before the first sample off by %v", off)
 	}
 	if !c.due() || c.due() {
-		t.Error("the first sample is due once")
+		t.Error("the first sample is not due exactly once")
 	}
 	if c.missed(); !c.due() {
-		t.Error("a sample that was missed is not due again")
+		t.Error("a missed sample is not due again")
 	}
 	now := c.elapsed()
 	c.learn(sample{sent: now, got: now, server: time.Now().Add(time.Hour)})
@@ -66,13 +70,13 @@ func TestClock(t *testing.T) {
 		t.Errorf("off by %v", off)
 	}
 	if c.due() {
-		t.Error("a sample is due right after one")
+		t.Error("a sample is due right after another")
 	}
 	c.asked.Store(int64(now - sampleEvery))
 	if now > sampleEvery && !c.due() {
-		t.Error("no sample is due after a while")
+		t.Errorf("no sample is due %v after the last one", sampleEvery)
 	}
 	if a, b := c.now(), c.now(); b.Before(a) {
-		t.Error("runs backwards")
+		t.Error("the clock runs backwards")
 	}
 }

@@ -11,14 +11,14 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/refill-go/refill"
+	"github.com/refill-go/refill/driver"
 )
 
-// This file is the steps of a fill, in their order: one command or one script each.
+// This file holds the steps of a fill, in their order. Each step is one command or one script.
 
-var errReply = errors.New("the answer makes no sense")
+var errReply = errors.New("unexpected reply from Redis")
 
-// Get implements refill.Store.
+// Get implements driver.Store.
 func (s *Store) Get(ctx context.Context, key string) ([]byte, error) {
 	k, due := s.keys(key).value(), s.clock.due()
 	return call(ctx, &s.calls, "get", func(ctx context.Context) ([]byte, error) {
@@ -33,7 +33,7 @@ func (s *Store) Get(ctx context.Context, key string) ([]byte, error) {
 	})
 }
 
-// GetMany implements refill.Store.
+// GetMany implements driver.Store.
 func (s *Store) GetMany(ctx context.Context, keys ...string) ([][]byte, error) {
 	if len(keys) == 0 {
 		return nil, nil
@@ -47,7 +47,7 @@ func (s *Store) GetMany(ctx context.Context, keys ...string) ([][]byte, error) {
 	})
 }
 
-// content is what a GET found, nil for nothing, for a foreign type, and for no bytes.
+// content returns what a GET found. It returns nil for no value, for a foreign type and for an empty value.
 func content(cmd *redis.StringCmd) ([]byte, error) {
 	b, err := cmd.Bytes()
 	switch {
@@ -59,9 +59,9 @@ func content(cmd *redis.StringCmd) ([]byte, error) {
 	return nil, err
 }
 
-// readAll reads many Redis keys in one pipeline (not by MGET, which a Cluster refuses for keys of different slots), and the
-// server's clock if that is due. On a Ring any shard answers that: the clocks of shards are taken to agree, as they do
-// where NTP runs. One key that cannot be read is an error.
+// readAll reads many Redis keys in one pipeline, and the server's clock if that is due. It does not use MGET, which a
+// Cluster refuses for keys of different slots. On a Ring any shard answers TIME: the clocks of shards are assumed to
+// agree, as they do under NTP. If one key cannot be read, readAll fails.
 func (s *Store) readAll(ctx context.Context, all []string, due bool) ([][]byte, error) {
 	p, reads := s.client.Pipeline(), make([]*redis.StringCmd, len(all))
 	for i, k := range all {
@@ -77,7 +77,7 @@ func (s *Store) readAll(ctx context.Context, all []string, due bool) ([][]byte, 
 		s.clock.read(clock, sent)
 	}
 	if err != nil && !slices.ContainsFunc(cmds, func(c redis.Cmder) bool { return c.Err() != nil }) {
-		return nil, err // a hook's
+		return nil, err // from a hook
 	}
 	contents := make([][]byte, len(all))
 	for i, cmd := range reads {
@@ -88,78 +88,80 @@ func (s *Store) readAll(ctx context.Context, all []string, due bool) ([][]byte, 
 	return contents, nil
 }
 
-// tooLong is how many milliseconds more than our own lease another's may live, for its node may have another LockTTL. One
-// that lives longer was taken before the server's clock was set back, and counts as free: a holder that is still there has
-// lengthened it since, and one that has not may be dead. What it costs if it is not, is a load.
-const tooLong = 60_000
+// leaseMargin is how many milliseconds longer than our own lease another lease may live, because another node may have
+// a larger LockTTL. A lease that lives longer than that was taken before the server's clock was set back, and counts as
+// free: a holder that still runs has renewed it since, and one that has not may have died. If this is wrong, it costs
+// one extra load.
+const leaseMargin = 60_000
 
-// Begin implements refill.Store. A refresh asks with a plain command first: on a fleet nearly all lose, and leave.
-func (s *Store) Begin(ctx context.Context, b refill.Bid) (refill.Begun, error) {
-	k := s.keys(b.Key)
-	return call(ctx, &s.calls, "begin", func(ctx context.Context) (refill.Begun, error) {
-		if b.Ask == refill.AskOnce {
-			// SetNX of go-redis must not be used for this: when the client repeats a command whose answer was lost, it
-			// reports our own lease as another's.
-			there, err := s.client.Do(ctx, "set", k.lease(), b.Token, "nx", "get", "px", millis(b.LeaseTTL)).Text()
-			switch holder := holderOf(there); {
-			case err == nil && holder != "" && holder != b.Token:
+// Acquire implements driver.Store. A background refresh asks with a plain command first: in a fleet nearly all of them
+// lose and give up.
+func (s *Store) Acquire(ctx context.Context, r driver.AcquireRequest) (driver.AcquireResult, error) {
+	k := s.keys(r.Key)
+	return call(ctx, &s.calls, "acquire", func(ctx context.Context) (driver.AcquireResult, error) {
+		if r.Mode == driver.Try {
+			// Not SetNX of go-redis: if the client repeats a command whose reply was lost, SetNX reports our own lease as
+			// that of another fill.
+			lease, err := s.client.Do(ctx, "set", k.lease(), r.Token, "nx", "get", "px", millis(r.LeaseTTL)).Text()
+			switch holder := holderOf(lease); {
+			case err == nil && holder != "" && holder != r.Token:
 				return heldBy(holder, 0), nil
 			case err != nil && !errors.Is(err, redis.Nil) && !wrongType(err):
-				return refill.Begun{}, err
+				return driver.AcquireResult{}, err
 			}
 		}
-		return s.begin(ctx, k, b)
+		return s.acquire(ctx, k, r)
 	})
 }
 
-// begin runs the script, which finds a lease that is the token's already as well as none.
-func (s *Store) begin(ctx context.Context, k keys, b refill.Bid) (refill.Begun, error) {
+// acquire runs the script. It works as well if the token has the lease already.
+func (s *Store) acquire(ctx context.Context, k keys, r driver.AcquireRequest) (driver.AcquireResult, error) {
 	force := "0"
-	if b.Ask == refill.AskForce {
+	if r.Mode == driver.Force {
 		force = "1"
 	}
 	sent := s.clock.elapsed()
-	reply, err := beginScript.run(ctx, s.client, k.fill(),
-		b.Token, s.channel(), b.Key, b.Seen, millis(b.LeaseTTL), millis(b.ClaimTTL), force, tooLong).Slice()
+	reply, err := acquireScript.run(ctx, s.client, k.fill(),
+		r.Token, s.channel(), r.Key, r.Seen, millis(r.LeaseTTL), millis(r.ClaimTTL), force, leaseMargin).Slice()
 	if err != nil {
-		return refill.Begun{}, err
+		return driver.AcquireResult{}, err
 	}
 	got := s.clock.elapsed()
-	r, err := begunOf(reply)
-	if err == nil && r.State == refill.BeginTaken {
-		s.clock.learn(sample{sent: sent, got: got, server: r.Now})
+	result, err := parseAcquireReply(reply)
+	if err == nil && result.State == driver.Acquired {
+		s.clock.learn(sample{sent: sent, got: got, server: result.Now})
 	}
-	return r, err
+	return result, err
 }
 
-// begunOf reads the answer of lua/begin.lua.
-func begunOf(reply []any) (refill.Begun, error) {
+// parseAcquireReply reads the reply of lua/acquire.lua.
+func parseAcquireReply(reply []any) (driver.AcquireResult, error) {
 	if len(reply) < 2 {
-		return refill.Begun{}, errReply
+		return driver.AcquireResult{}, errReply
 	}
 	text, ok := reply[1].(string)
 	switch last := reply[len(reply)-1]; {
 	case !ok:
-	case reply[0] == int64(refill.BeginTaken) && len(reply) == 3:
+	case reply[0] == int64(driver.Acquired) && len(reply) == 3:
 		part, _ := last.(string)
 		seconds, err := strconv.ParseInt(text, 10, 64)
 		micros, err2 := strconv.ParseInt(part, 10, 64)
 		if err == nil && err2 == nil {
-			return refill.Begun{Now: time.Unix(seconds, micros*1000)}, nil
+			return driver.AcquireResult{Now: time.Unix(seconds, micros*1000)}, nil
 		}
-	case reply[0] == int64(refill.BeginOther) && len(reply) == 2:
-		return refill.Begun{State: refill.BeginOther, Record: []byte(text)}, nil
-	case reply[0] == int64(refill.BeginHeld) && len(reply) == 3:
+	case reply[0] == int64(driver.Changed) && len(reply) == 2:
+		return driver.AcquireResult{State: driver.Changed, Record: []byte(text)}, nil
+	case reply[0] == int64(driver.Held) && len(reply) == 3:
 		if left, ok := last.(int64); ok {
 			return heldBy(text, life(left)), nil
 		}
 	}
-	return refill.Begun{}, errReply
+	return driver.AcquireResult{}, errReply
 }
 
-// heldBy is the answer to whom did not get the lease.
-func heldBy(holder string, left time.Duration) refill.Begun {
-	r := refill.Begun{State: refill.BeginHeld, Left: left}
+// heldBy is the result for a caller that did not get the lease.
+func heldBy(holder string, left time.Duration) driver.AcquireResult {
+	r := driver.AcquireResult{State: driver.Held, Left: left}
 	if failure, failed := strings.CutPrefix(holder, "!"); failed {
 		r.Failure = failure
 	} else {
@@ -168,7 +170,7 @@ func heldBy(holder string, left time.Duration) refill.Begun {
 	return r
 }
 
-// holderOf is holder_of of lua/common.lua.
+// holderOf does what holder_of of lua/common.lua does.
 func holderOf(lease string) string {
 	if strings.HasPrefix(lease, "!") {
 		return lease
@@ -176,62 +178,62 @@ func holderOf(lease string) string {
 	return strings.TrimSuffix(lease, "+")
 }
 
-// life is what is left of something by its PTTL. Redis rounds down, and 0 would say that nobody asked.
+// life converts a PTTL. Redis rounds down to 0, but a Left of 0 says that the remaining life was not asked for.
 func life(pttl int64) time.Duration {
 	return time.Duration(max(pttl, 1)) * time.Millisecond
 }
 
-// Renew implements refill.Store.
+// Renew implements driver.Store.
 func (s *Store) Renew(ctx context.Context, key, token string, ttl time.Duration) (mine bool, err error) {
 	k := s.keys(key)
-	return call(ctx, &s.spare, "renew", func(ctx context.Context) (bool, error) {
-		return s.hub.steady(ctx, k, func(c client) (bool, error) {
+	return call(ctx, &s.renewals, "renew", func(ctx context.Context) (bool, error) {
+		return s.pubsub.onOwnClient(ctx, k, func(c client) (bool, error) {
 			return renewScript.run(ctx, c, k.fill(), token, millis(ttl)).Bool()
 		})
 	})
 }
 
-// Publish implements refill.Store.
-func (s *Store) Publish(ctx context.Context, p refill.Publication) (refill.Published, error) {
-	k := s.keys(p.Key)
-	record := string(p.Record) // a copy: a call that was left behind may still read it
-	quiet, began := "0", ""
-	if !p.Began.IsZero() {
-		began = fmt.Sprintf("%d.%d", p.Began.Unix(), p.Began.Nanosecond()/1000) // as TIME says it
+// Publish implements driver.Store.
+func (s *Store) Publish(ctx context.Context, r driver.PublishRequest) (driver.PublishResult, error) {
+	k := s.keys(r.Key)
+	record := string(r.Record) // a copy: a call that was left behind may still read it
+	ifAwaited, began := "0", ""
+	if !r.Began.IsZero() {
+		began = fmt.Sprintf("%d.%d", r.Began.Unix(), r.Began.Nanosecond()/1000) // as TIME writes it
 	}
-	if p.Quiet && !s.hub.echo.due(time.Now()) {
-		quiet = "1"
+	if r.AnnounceIfAwaited && !s.pubsub.selfCheck.due(time.Now()) {
+		ifAwaited = "1"
 	} else {
-		s.hub.echo.expect(p.Key, p.Token)
+		s.pubsub.selfCheck.expect(r.Key, r.Token)
 	}
-	state, err := call(ctx, &s.calls, "publish", func(ctx context.Context) (refill.Published, error) {
-		state, err := publishScript.run(ctx, s.client, k.fill(),
-			p.Token, s.channel(), p.Key, p.Replaced, record, millis(p.Keep), refill.MaxNoteRecord, quiet, began).Int()
-		if err == nil && (state < 0 || state > int(refill.PublishNoRoom)) {
+	result, err := call(ctx, &s.calls, "publish", func(ctx context.Context) (driver.PublishResult, error) {
+		n, err := publishScript.run(ctx, s.client, k.fill(), r.Token, s.channel(), r.Key, r.Replaced, record,
+			millis(r.Keep), driver.MaxAnnouncedRecord, ifAwaited, began).Int()
+		if err == nil && (n < 0 || n > int(driver.StoreFull)) {
 			err = errReply
 		}
-		return refill.Published(state), err
+		return driver.PublishResult(n), err
 	})
-	s.hub.echo.announced(p.Key, p.Token, err == nil && state != refill.PublishRefused)
-	return state, err
+	s.pubsub.selfCheck.announced(r.Key, r.Token, err == nil && result != driver.Rejected)
+	return result, err
 }
 
-// Fail implements refill.Store.
+// Fail implements driver.Store.
 func (s *Store) Fail(ctx context.Context, key, token, failure string, ttl time.Duration) error {
 	var backOff int64
 	if ttl > 0 {
 		backOff = millis(ttl)
 	}
-	return s.end(ctx, "fail", failScript, key, token, failure, backOff)
+	return s.free(ctx, "fail", failScript, key, token, failure, backOff)
 }
 
-// Release implements refill.Store.
+// Release implements driver.Store.
 func (s *Store) Release(ctx context.Context, key, token string) error {
-	return s.end(ctx, "release", releaseScript, key, token)
+	return s.free(ctx, "release", releaseScript, key, token)
 }
 
-// end runs a script that frees what a token has.
-func (s *Store) end(ctx context.Context, step string, x script, key, token string, more ...any) error {
+// free runs a script that frees lease and claim of a token.
+func (s *Store) free(ctx context.Context, step string, x script, key, token string, more ...any) error {
 	k := s.keys(key)
 	_, err := call(ctx, &s.calls, step, func(ctx context.Context) (any, error) {
 		return x.run(ctx, s.client, k.fill(), append([]any{token, s.channel(), key}, more...)...).Result()
@@ -239,18 +241,18 @@ func (s *Store) end(ctx context.Context, step string, x script, key, token strin
 	return err
 }
 
-// Invalidate implements refill.Store.
+// Invalidate implements driver.Store.
 func (s *Store) Invalidate(ctx context.Context, by string, keys ...string) error {
-	return s.void(ctx, "invalidate", invalidateScript, by, keys)
+	return s.changeKeys(ctx, "invalidate", invalidateScript, by, keys)
 }
 
-// Expire implements refill.Store.
+// Expire implements driver.Store.
 func (s *Store) Expire(ctx context.Context, by string, keys ...string) error {
-	return s.void(ctx, "expire", expireScript, by, keys)
+	return s.changeKeys(ctx, "expire", expireScript, by, keys)
 }
 
-// void runs a script for each key. One that fails does not keep the others from being voided.
-func (s *Store) void(ctx context.Context, step string, x script, by string, keys []string) error {
+// changeKeys runs a script that announces, once for each key. One key that fails does not stop the others.
+func (s *Store) changeKeys(ctx context.Context, step string, x script, by string, keys []string) error {
 	if len(keys) == 0 {
 		return nil
 	}
@@ -261,12 +263,12 @@ func (s *Store) void(ctx context.Context, step string, x script, by string, keys
 	return s.announceMany(ctx, step, x, by, keys[0], all)
 }
 
-// announceMany runs a script that announces, once per invocation: first is what the first of them is about.
+// announceMany runs a script that announces, once for each invocation. first is the key or tag of the first invocation.
 func (s *Store) announceMany(ctx context.Context, step string, x script, by, first string, all []invocation) error {
-	s.hub.echo.expect(first, by)
+	s.pubsub.selfCheck.expect(first, by)
 	_, err := call(ctx, &s.calls, step, func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, x.runMany(ctx, s.client, all)
 	})
-	s.hub.echo.announced(first, by, err == nil)
+	s.pubsub.selfCheck.announced(first, by, err == nil)
 	return err
 }

@@ -9,7 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/refill-go/refill"
+	"github.com/refill-go/refill/driver"
 )
 
 // embedded is a user's own type around a client.
@@ -34,7 +34,9 @@ func TestCheck(t *testing.T) {
 		{"single", single, nil, ""},
 		{"cluster", cluster(redis.ClusterOptions{}), nil, ""},
 		{"ring", redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": addr}}), nil, ""},
-		{"sentinel", redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "m", SentinelAddrs: []string{addr}}), nil, ""},
+		{"sentinel", redis.NewFailoverClient(&redis.FailoverOptions{
+			MasterName: "m", SentinelAddrs: []string{addr},
+		}), nil, ""},
 		{"ReadOnly", cluster(redis.ClusterOptions{ReadOnly: true}), nil, "ClusterOptions.ReadOnly"},
 		{"RouteByLatency", cluster(redis.ClusterOptions{RouteByLatency: true}), nil, "ClusterOptions.RouteByLatency"},
 		{"RouteRandomly", cluster(redis.ClusterOptions{RouteRandomly: true}), nil, "ClusterOptions.RouteRandomly"},
@@ -54,14 +56,14 @@ func TestCheck(t *testing.T) {
 				t.Fatalf("got %v, want %q", err, c.want)
 			}
 			if err != nil {
-				refuses(t, s, err)
+				testRefused(t, s, err)
 			}
 		})
 	}
 }
 
-// refuses shows that a Store that Check refuses does nothing, and breaks nothing.
-func refuses(t *testing.T, s *Store, want error) {
+// testRefused tests that a Store that Check refuses returns the error from every call and does not panic.
+func testRefused(t *testing.T, s *Store, want error) {
 	t.Helper()
 	ctx := context.Background()
 	if _, err := s.Get(ctx, "product:42"); err != want {
@@ -79,13 +81,13 @@ func refuses(t *testing.T, s *Store, want error) {
 	if _, err := s.Tags(ctx, "product:red"); err != want {
 		t.Errorf("Tags: %v", err)
 	}
-	if err := s.HoldTags(ctx, time.Second, time.Second, "product:red"); err != want {
-		t.Errorf("HoldTags: %v", err)
+	if err := s.EnsureTags(ctx, time.Second, time.Second, "product:red"); err != want {
+		t.Errorf("EnsureTags: %v", err)
 	}
 	if err := s.ExpireTags(ctx, "a#1", time.Second, "product:red"); err != want {
 		t.Errorf("ExpireTags: %v", err)
 	}
-	s.Listen("product", func(refill.Note) { t.Error("heard something") })()
+	s.Subscribe("product", func(a driver.Announcement) { t.Errorf("received %+v", a) })()
 	_, stop := s.Watch("product:42")
 	stop()
 	s.Now()
@@ -101,7 +103,7 @@ func TestMillisRoundsUp(t *testing.T) {
 	}
 }
 
-func TestDoubts(t *testing.T) {
+func TestParseInfo(t *testing.T) {
 	for info, want := range map[string]string{
 		"# Server\r\nredis_version:7.0.15\r\nrole:master\r\nmaxmemory_policy:allkeys-lru\r\n": "",
 		"redis_version:8.2.0\r\n":            "",
@@ -114,43 +116,54 @@ func TestDoubts(t *testing.T) {
 		"":                                   "",
 		"redis_version\r\nrole\r\n:\r\nx:y:": "",
 	} {
-		doubts := doubtsAbout(info)
-		if want == "" && len(doubts) != 0 || want != "" && (len(doubts) != 1 || !strings.Contains(doubts[0].Error(), want)) {
-			t.Errorf("%q: %v", info, doubts)
+		warnings := parseInfo(info)
+		fine := len(warnings) == 0
+		if want != "" {
+			fine = len(warnings) == 1 && strings.Contains(warnings[0].Error(), want)
+		}
+		if !fine {
+			t.Errorf("%q: warnings %v, want %q", info, warnings, want)
 		}
 	}
 }
 
-func TestRepliesThatMakeNoSense(t *testing.T) {
+func TestParseAcquireReply(t *testing.T) {
 	for _, reply := range [][]any{
-		nil, {}, {int64(0)}, {int64(0), "1"}, {"0", "1", "2"}, {int64(0), int64(1), "2"}, {int64(0), "1", int64(2)}, {int64(0), "x", "2"},
-		{int64(1)}, {int64(1), int64(2)}, {int64(2), "a#1"}, {int64(2), "a#1", "7"}, {int64(2), int64(7), int64(7)}, {int64(3), "1", "2"},
-		{int64(-1), "1", "2"}, {int64(256), "1", "2"},
+		nil, {}, {int64(0)}, {int64(0), "1"}, {"0", "1", "2"}, {int64(0), int64(1), "2"}, {int64(0), "1", int64(2)},
+		{int64(0), "x", "2"}, {int64(1)}, {int64(1), int64(2)}, {int64(2), "a#1"}, {int64(2), "a#1", "7"},
+		{int64(2), int64(7), int64(7)}, {int64(3), "1", "2"}, {int64(-1), "1", "2"}, {int64(256), "1", "2"},
 	} {
-		if r, err := begunOf(reply); err == nil {
-			t.Errorf("%v: %+v", reply, r)
+		if r, err := parseAcquireReply(reply); err == nil {
+			t.Errorf("%v was read as %+v", reply, r)
 		}
 	}
 	for _, c := range []struct {
 		reply []any
-		want  refill.Begun
+		want  driver.AcquireResult
 	}{
-		{[]any{int64(0), "1700000000", "000042"}, refill.Begun{Now: time.UnixMicro(1700000000000042)}},
-		{[]any{int64(1), "record"}, refill.Begun{State: refill.BeginOther, Record: []byte("record")}},
-		{[]any{int64(2), "a#1", int64(7)}, refill.Begun{State: refill.BeginHeld, Holder: "a#1", Left: 7 * time.Millisecond}},
-		{[]any{int64(2), "!no+", int64(0)}, refill.Begun{State: refill.BeginHeld, Failure: "no+", Left: time.Millisecond}},
+		{[]any{int64(0), "1700000000", "000042"}, driver.AcquireResult{Now: time.UnixMicro(1700000000000042)}},
+		{[]any{int64(1), "record"}, driver.AcquireResult{State: driver.Changed, Record: []byte("record")}},
+		{
+			[]any{int64(2), "a#1", int64(7)},
+			driver.AcquireResult{State: driver.Held, Holder: "a#1", Left: 7 * time.Millisecond},
+		},
+		{
+			[]any{int64(2), "!no+", int64(0)},
+			driver.AcquireResult{State: driver.Held, Failure: "no+", Left: time.Millisecond},
+		},
 	} {
-		if r, err := begunOf(c.reply); err != nil || !reflect.DeepEqual(r, c.want) {
+		if r, err := parseAcquireReply(c.reply); err != nil || !reflect.DeepEqual(r, c.want) {
 			t.Errorf("%v: %+v, %v", c.reply, r, err)
 		}
 	}
 }
 
-// control tells a Sentinel client by what go-redis puts in the place of its address.
-func TestSentinelClientIsTold(t *testing.T) {
-	sentinel := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "m", SentinelAddrs: []string{"127.0.0.1:1"}})
+// ownClient recognises a Sentinel client by the text that go-redis uses as its address.
+func TestSentinelClientIsRecognised(t *testing.T) {
+	o := redis.FailoverOptions{MasterName: "m", SentinelAddrs: []string{"127.0.0.1:1"}}
+	sentinel := redis.NewFailoverClient(&o)
 	defer sentinel.Close()
-	overSentinel := redis.NewFailoverClusterClient(&redis.FailoverOptions{MasterName: "m", SentinelAddrs: []string{"127.0.0.1:1"}})
+	overSentinel := redis.NewFailoverClusterClient(&o)
 	defer overSentinel.Close()
 	single := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 	defer single.Close()
@@ -161,15 +174,16 @@ func TestSentinelClientIsTold(t *testing.T) {
 		user redis.UniversalClient
 		want bool // renewals use the given client
 	}{
-		{"sentinel", sentinel, true}, {"cluster over sentinel", overSentinel, true}, {"single", single, false}, {"cluster", cluster, false},
+		{"sentinel", sentinel, true}, {"cluster over sentinel", overSentinel, true},
+		{"single", single, false}, {"cluster", cluster, false},
 	} {
-		control := newControl(t.Context(), c.user)
-		if got := control.forKey("k") == client(c.user); got != c.want {
-			t.Errorf("%s: %v", c.name, got)
+		own := newOwnClient(t.Context(), c.user)
+		if got := own.forKey("k") == client(c.user); got != c.want {
+			t.Errorf("%s: renewals use the given client: %v, want %v", c.name, got, c.want)
 		}
-		if control.servers()[0] == client(c.user) {
+		if own.servers()[0] == client(c.user) {
 			t.Errorf("%s: the subscription uses the given client", c.name)
 		}
-		control.close()
+		own.close()
 	}
 }

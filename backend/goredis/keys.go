@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// buckets is how many hash tags the keys of a prefix are spread over. All in this file is the key format, and final: with
-// another one, two releases in one fleet would neither see each other's values nor each other's locks.
+// buckets is how many hash tags the keys of a prefix are spread over. Everything in this file is the key format and is
+// final: with another format, two releases in one fleet would see neither each other's values nor each other's locks.
 const buckets = 1024
 
 // keys are the Redis keys of one "name:key".
@@ -20,7 +20,7 @@ func (s *Store) keys(full string) keys {
 
 func bucket(full string) string {
 	h := fnv.New32a()
-	h.Write([]byte(full)) // never fails, hash.Hash
+	h.Write([]byte(full)) // never fails, see hash.Hash
 	return strconv.FormatUint(uint64(h.Sum32()%buckets), 10)
 }
 
@@ -34,11 +34,11 @@ func (k keys) claim() string { return k.of("/claim") }
 func (k keys) lock() string  { return k.of("/lock") }
 func (k keys) fence() string { return k.of("/fence") }
 
-// mark is the key of a tag, where k was made of "name:tag".
-func (k keys) mark() string { return k.of("/tag") }
+// tagState is the Redis key of a tag's state, if k was made from "name:tag".
+func (k keys) tagState() string { return k.of("/tag") }
 
-// fill is what the scripts of a fill get as KEYS.
+// fill returns the KEYS of the scripts of a fill.
 func (k keys) fill() []string { return []string{k.value(), k.lease(), k.claim()} }
 
-// channel is where everything under the prefix is announced.
+// channel is the channel of all announcements under the prefix.
 func (s *Store) channel() string { return s.prefix + ":notes" }

@@ -7,7 +7,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/refill-go/refill"
+	"github.com/refill-go/refill/driver"
 )
 
 func testStore(t *testing.T, opts ...Option) *Store {
@@ -19,12 +19,12 @@ func testStore(t *testing.T, opts ...Option) *Store {
 	return s
 }
 
-// The key format is final: other releases, and other tools, read it.
+// The key format is final: other releases and other tools read it.
 func TestKeysAreGolden(t *testing.T) {
 	for _, c := range []struct {
 		full string
 		opts []Option
-		want []string // value, lease, claim, lock, fence, mark
+		want []string // value, lease, claim, lock, fence, tag state
 	}{
 		{"product:42", nil, []string{
 			"refill:{560}:product:42", "refill:{560}:product/lease:42", "refill:{560}:product/claim:42",
@@ -43,7 +43,7 @@ func TestKeysAreGolden(t *testing.T) {
 		}},
 	} {
 		k := testStore(t, c.opts...).keys(c.full)
-		if got := append(k.fill(), k.lock(), k.fence(), k.mark()); !slices.Equal(got, c.want) {
+		if got := append(k.fill(), k.lock(), k.fence(), k.tagState()); !slices.Equal(got, c.want) {
 			t.Errorf("%q:\n got %q\nwant %q", c.full, got, c.want)
 		}
 	}
@@ -67,9 +67,9 @@ func TestBucketsAreSpread(t *testing.T) {
 	}
 }
 
-// lua/expire.lua knows the length of the shortest record.
+// lua/expire.lua contains the length of the shortest record.
 func TestShortestRecord(t *testing.T) {
-	b, err := (&refill.Record{Token: "t"}).Append(nil)
+	b, err := (&driver.Record{Token: "t"}).Append(nil)
 	if err != nil {
 		t.Fatal(err)
 	}

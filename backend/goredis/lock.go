@@ -5,52 +5,53 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/refill-go/refill"
+	"github.com/refill-go/refill/driver"
 )
 
-// This file is users' locks. The lock is for efficiency; correctness comes from the fencing token, where the resource checks
-// it.
+// This file implements users' locks. The lock is for efficiency; correctness comes from the fencing token, if the
+// resource checks it.
 
-// keepFence is how long the counter of fencing tokens outlives the last taking of its lock. It need not live longer: a
-// token is never below the microseconds of Redis' clock, so that a new counter begins above all that the old one gave out,
-// unless that clock was meanwhile set back by more than this.
+// keepFence is how long the counter of fencing tokens lives after its lock was last taken. It need not live longer: a
+// token is never below the microseconds of Redis' clock. So a new counter starts above all tokens of the old one,
+// unless that clock was meanwhile set back by more than keepFence.
 const keepFence = 24 * time.Hour
 
-// TryLock implements refill.LockDriver.
-func (s *Store) TryLock(ctx context.Context, key, token string, ttl time.Duration) (refill.LockState, error) {
+// TryLock implements driver.Locks.
+func (s *Store) TryLock(ctx context.Context, key, token string, ttl time.Duration) (driver.LockResult, error) {
 	k := s.keys(key)
-	return call(ctx, &s.calls, "lock", func(ctx context.Context) (state refill.LockState, err error) {
-		reply, err := lockScript.run(ctx, s.client, []string{k.lock(), k.fence()}, token, millis(ttl), millis(keepFence)).Slice()
+	return call(ctx, &s.calls, "lock", func(ctx context.Context) (driver.LockResult, error) {
+		reply, err := lockScript.run(ctx, s.client, []string{k.lock(), k.fence()},
+			token, millis(ttl), millis(keepFence)).Slice()
 		if err != nil {
-			return state, err
+			return driver.LockResult{}, err
 		}
 		if len(reply) != 2 {
-			return state, errReply
+			return driver.LockResult{}, errReply
 		}
 		if left, held := reply[1].(int64); held {
-			return refill.LockState{Left: life(left)}, nil
+			return driver.LockResult{Left: life(left)}, nil
 		}
-		fence, _ := reply[1].(string)
-		state.Won = true
-		if state.Fence, err = strconv.ParseUint(fence, 10, 64); err != nil {
-			return refill.LockState{}, errReply
+		text, _ := reply[1].(string)
+		fence, err := strconv.ParseUint(text, 10, 64)
+		if err != nil {
+			return driver.LockResult{}, errReply
 		}
-		return state, nil
+		return driver.LockResult{Won: true, Fence: fence}, nil
 	})
 }
 
-// Extend implements refill.LockDriver.
+// Extend implements driver.Locks.
 func (s *Store) Extend(ctx context.Context, key, token string, ttl time.Duration) (mine bool, err error) {
 	k := s.keys(key)
-	return call(ctx, &s.spare, "extend", func(ctx context.Context) (bool, error) {
-		return s.hub.steady(ctx, k, func(c client) (bool, error) {
+	return call(ctx, &s.renewals, "extend", func(ctx context.Context) (bool, error) {
+		return s.pubsub.onOwnClient(ctx, k, func(c client) (bool, error) {
 			return extendScript.run(ctx, c, []string{k.lock()}, token, millis(ttl)).Bool()
 		})
 	})
 }
 
-// Unlock implements refill.LockDriver. A client that repeats it because the answer was lost is told that the lock was not
-// the token's.
+// Unlock implements driver.Locks. If a client repeats it because the reply was lost, the second reply says that the
+// lock did not belong to the token.
 func (s *Store) Unlock(ctx context.Context, key, token string) (mine bool, err error) {
 	k := s.keys(key)
 	return call(ctx, &s.calls, "unlock", func(ctx context.Context) (bool, error) {
@@ -58,11 +59,11 @@ func (s *Store) Unlock(ctx context.Context, key, token string) (mine bool, err e
 	})
 }
 
-// Watch implements refill.LockDriver. It uses the subscription that Listen uses, and opens it if nobody listens; when
-// that stands, every Watch is woken once, since something may have been missed before.
+// Watch implements driver.Locks. It uses the subscription of the Store, and opens it if there is none. Once the
+// subscription works, every Watch is woken once, because an announcement may have been missed before.
 func (s *Store) Watch(key string) (wake <-chan struct{}, stop func()) {
 	if s.calls.refused != nil {
 		return nil, func() {}
 	}
-	return s.hub.watch(key)
+	return s.pubsub.watch(key)
 }

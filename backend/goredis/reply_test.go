@@ -9,18 +9,20 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/refill-go/refill"
+	"github.com/refill-go/refill/driver"
 )
 
-// FuzzReplies lets a server answer anything at all to every step: no step panics or hangs, and what is no answer of ours
-// is an error, or nothing, never a load that begins at a time from nowhere.
+// FuzzReplies lets a server send any reply to every step. No step panics or hangs. An unexpected reply is an error, or
+// it counts as nothing found. It never begins a load without the time of its claim.
 func FuzzReplies(f *testing.F) {
 	for _, reply := range []string{
-		"$-1\r\n", "$0\r\n\r\n", "+OK\r\n", ":1\r\n", ":2\r\n", "-ERR no\r\n", "-WRONGTYPE no\r\n", "-NOSCRIPT no\r\n", "-OOM no\r\n",
-		"-READONLY no\r\n", "-LOADING no\r\n", "*0\r\n", "*-1\r\n", "*1\r\n:1\r\n", "*3\r\n:0\r\n$1\r\na\r\n:5\r\n", "*3\r\n:0\r\n$1\r\n1\r\n$1\r\n2\r\n",
-		"*3\r\n:0\r\n$1\r\nx\r\n$1\r\n2\r\n", "*4\r\n:1\r\n$1\r\n1\r\n$1\r\n2\r\n:7\r\n", "*3\r\n:9\r\n$20\r\n99999999999999999999\r\n$1\r\n2\r\n",
-		"$5\r\nabc", "*2\r\n$1\r\na\r\n", "hello", "", "\r\n", "$3\r\na#1\r\n:-1\r\n", "$3\r\nb#1\r\n:100\r\n", ":7\r\n", ":-1\r\n",
-		"*2\r\n:0\r\n$1\r\n1\r\n", "*2\r\n:1\r\n$6\r\nrecord\r\n", "*2\r\n:1\r\n$0\r\n\r\n", "*3\r\n:2\r\n$3\r\nb#1\r\n:100\r\n",
+		"$-1\r\n", "$0\r\n\r\n", "+OK\r\n", ":1\r\n", ":2\r\n", "-ERR no\r\n", "-WRONGTYPE no\r\n", "-NOSCRIPT no\r\n",
+		"-OOM no\r\n", "-READONLY no\r\n", "-LOADING no\r\n", "*0\r\n", "*-1\r\n", "*1\r\n:1\r\n",
+		"*3\r\n:0\r\n$1\r\na\r\n:5\r\n", "*3\r\n:0\r\n$1\r\n1\r\n$1\r\n2\r\n", "*3\r\n:0\r\n$1\r\nx\r\n$1\r\n2\r\n",
+		"*4\r\n:1\r\n$1\r\n1\r\n$1\r\n2\r\n:7\r\n", "*3\r\n:9\r\n$20\r\n99999999999999999999\r\n$1\r\n2\r\n",
+		"$5\r\nabc", "*2\r\n$1\r\na\r\n", "hello", "", "\r\n", "$3\r\na#1\r\n:-1\r\n", "$3\r\nb#1\r\n:100\r\n",
+		":7\r\n", ":-1\r\n", "*2\r\n:0\r\n$1\r\n1\r\n", "*2\r\n:1\r\n$6\r\nrecord\r\n", "*2\r\n:1\r\n$0\r\n\r\n",
+		"*3\r\n:2\r\n$3\r\nb#1\r\n:100\r\n",
 		"*3\r\n:2\r\n$3\r\nb#1\r\n:-1\r\n", "*2\r\n:2\r\n$5\r\n!boom\r\n", "$4\r\nb#1+\r\n", "$5\r\n!boom\r\n",
 		"*3\r\n:9\r\n$1\r\n1\r\n$1\r\n2\r\n", "_\r\n", "#t\r\n", "%1\r\n+a\r\n:1\r\n",
 	} {
@@ -29,27 +31,29 @@ func FuzzReplies(f *testing.F) {
 	f.Fuzz(func(t *testing.T, reply []byte) {
 		c := redis.NewClient(&redis.Options{
 			Addr: "127.0.0.1:1", Protocol: 2, DisableIdentity: true, MaxRetries: -1, ContextTimeoutEnabled: true,
-			ConnMaxLifetime: 1, // one connection per request: the parrot hangs up
-			Dialer:          func(context.Context, string, string) (net.Conn, error) { return parrot(reply), nil },
+			ConnMaxLifetime: 1, // one connection per request: the server hangs up
+			Dialer:          func(context.Context, string, string) (net.Conn, error) { return constantServer(reply), nil },
 		})
 		defer c.Close()
 		s := New(c)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		_, _ = s.Get(ctx, "product:42")
-		for _, how := range []refill.Ask{refill.AskOnce, refill.AskLeft, refill.AskForce} {
-			b := refill.Bid{Key: "product:42", Token: "a#1", LeaseTTL: time.Minute, ClaimTTL: time.Minute, Ask: how}
-			r, err := s.Begin(ctx, b)
+		for _, mode := range []driver.Mode{driver.Try, driver.Wait, driver.Force} {
+			r, err := s.Acquire(ctx, driver.AcquireRequest{
+				Key: "product:42", Token: "a#1", LeaseTTL: time.Minute, ClaimTTL: time.Minute, Mode: mode,
+			})
 			if err != nil {
 				continue
 			}
-			taken, other := r.State == refill.BeginTaken, r.State == refill.BeginOther
-			if r.State > refill.BeginHeld || taken == r.Now.IsZero() || other != (r.Record != nil) || r.Left < 0 {
-				t.Errorf("%q, Ask %d: %+v", reply, how, r)
+			acquired, changed := r.State == driver.Acquired, r.State == driver.Changed
+			if r.State > driver.Held || acquired == r.Now.IsZero() || changed != (r.Record != nil) || r.Left < 0 {
+				t.Errorf("%q, mode %d: acquired %+v", reply, mode, r)
 			}
 		}
-		if state, err := s.Publish(ctx, refill.Publication{Key: "product:42", Token: "a#1"}); err == nil && state > refill.PublishNoRoom {
-			t.Errorf("%q: published %d", reply, state)
+		result, err := s.Publish(ctx, driver.PublishRequest{Key: "product:42", Token: "a#1"})
+		if err == nil && result > driver.StoreFull {
+			t.Errorf("%q: published with result %d", reply, result)
 		}
 		_, _ = s.Renew(ctx, "product:42", "a#1", time.Minute)
 		_ = s.Fail(ctx, "product:42", "a#1", "boom", time.Second)
@@ -60,7 +64,7 @@ func FuzzReplies(f *testing.F) {
 		if all, err := s.Tags(ctx, "product:red", "product:blue"); err == nil && len(all) != 2 {
 			t.Errorf("%q: %d states of two tags", reply, len(all))
 		}
-		_ = s.HoldTags(ctx, time.Minute, time.Minute, "product:red", "product:blue")
+		_ = s.EnsureTags(ctx, time.Minute, time.Minute, "product:red", "product:blue")
 		_ = s.InvalidateTags(ctx, "a#1", time.Minute, "product:red", "product:blue")
 		_, _ = s.TryLock(ctx, "job:42", "a#1", time.Minute)
 		if ctx.Err() != nil {
@@ -69,14 +73,14 @@ func FuzzReplies(f *testing.F) {
 	})
 }
 
-// parrot is a connection to a server that answers the same to whatever it is asked, and then hangs up.
-func parrot(reply []byte) net.Conn {
+// constantServer returns a connection to a server that sends the same reply to any request, and then hangs up.
+func constantServer(reply []byte) net.Conn {
 	client, server := net.Pipe()
 	go func() {
 		defer server.Close()
 		_ = server.SetDeadline(time.Now().Add(time.Second))
 		answer, request := []byte("-ERR unknown command\r\n"), make([]byte, 64<<10)
-		// The client greets first, and sends a script in one piece.
+		// The client sends its greeting first. It sends a script in one piece.
 		for greeting := true; greeting; {
 			n, err := server.Read(request)
 			if err != nil {

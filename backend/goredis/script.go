@@ -11,8 +11,8 @@ import (
 //go:embed lua/common.lua
 var luaCommon string
 
-//go:embed lua/begin.lua
-var luaBegin string
+//go:embed lua/acquire.lua
+var luaAcquire string
 
 //go:embed lua/renew.lua
 var luaRenew string
@@ -32,11 +32,11 @@ var luaInvalidate string
 //go:embed lua/expire.lua
 var luaExpire string
 
-//go:embed lua/holdtag.lua
-var luaHoldTag string
+//go:embed lua/ensuretag.lua
+var luaEnsureTag string
 
-//go:embed lua/voidtag.lua
-var luaVoidTag string
+//go:embed lua/changetag.lua
+var luaChangeTag string
 
 //go:embed lua/lock.lua
 var luaLock string
@@ -47,7 +47,7 @@ var luaExtend string
 //go:embed lua/unlock.lua
 var luaUnlock string
 
-// A script is one atomic step. The server knows it by its hash once it has run it.
+// A script is one atomic step. A server that has run it once knows it by its hash.
 type script struct{ source, hash string }
 
 func newScript(source string) script {
@@ -56,21 +56,22 @@ func newScript(source string) script {
 }
 
 var (
-	beginScript      = newScript(luaBegin)
+	acquireScript    = newScript(luaAcquire)
 	renewScript      = newScript(luaRenew)
 	publishScript    = newScript(luaPublish)
 	failScript       = newScript(luaFail)
 	releaseScript    = newScript(luaRelease)
 	invalidateScript = newScript(luaInvalidate)
 	expireScript     = newScript(luaExpire)
-	holdTagScript    = newScript(luaHoldTag)
-	voidTagScript    = newScript(luaVoidTag)
+	ensureTagScript  = newScript(luaEnsureTag)
+	changeTagScript  = newScript(luaChangeTag)
 	lockScript       = newScript(luaLock)
 	extendScript     = newScript(luaExtend)
 	unlockScript     = newScript(luaUnlock)
 )
 
-// run runs the script, and sends it along where the server does not know it: after a restart, a failover, a flush.
+// run runs the script. It sends the source if the server does not know the script: after a restart, a failover or a
+// flush.
 func (x script) run(ctx context.Context, c client, keys []string, args ...any) *redis.Cmd {
 	cmd := c.EvalSha(ctx, x.hash, keys, args...)
 	if unknown(cmd) {
@@ -85,8 +86,9 @@ type invocation struct {
 	args []any
 }
 
-// runMany runs the script once per invocation, in one pipeline: on a Cluster or a Ring each goes to the server of its keys.
-// A server that does not know the script is sent it once, by the first invocation that it refused.
+// runMany runs the script once per invocation, in one pipeline. On a Cluster or a Ring each invocation goes to the
+// server of its keys. A server that does not know the script gets the source once, with the first invocation that it
+// refused.
 func (x script) runMany(ctx context.Context, c client, all []invocation) error {
 	var failed []error
 	for todo := all; len(todo) > 0; {
@@ -117,7 +119,7 @@ func (x script) pipe(ctx context.Context, c client, all []invocation) []*redis.C
 		cmds[i] = p.EvalSha(ctx, x.hash, v.keys, v.args...)
 	}
 	if _, err := p.Exec(ctx); err != nil {
-		// A hook may fail without telling the commands.
+		// A hook may fail without setting the error of the commands.
 		for _, cmd := range cmds {
 			if cmd.Err() == nil && cmd.Val() == nil {
 				cmd.SetErr(err)
@@ -129,5 +131,5 @@ func (x script) pipe(ctx context.Context, c client, all []invocation) []*redis.C
 
 func unknown(cmd *redis.Cmd) bool { return redis.HasErrorPrefix(cmd.Err(), "NOSCRIPT") }
 
-// wrongType reports that a key holds something foreign.
+// wrongType reports that a key holds a foreign type.
 func wrongType(err error) bool { return redis.HasErrorPrefix(err, "WRONGTYPE") }

@@ -9,8 +9,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// All are the peers, refill first, then what people write by hand, those with a lock in Redis, those with two levels, those
-// with one, and the limits.
+// All are the peers: refill first, then caches written by hand, those with a lock in Redis, those with two levels,
+// those with one, and the limits.
 func All() []Peer {
 	return append([]Peer{
 		refillJSON, bare, single, polling, rocksWeak, rocksStrong, aside, goredisCache, jet, chained, sturdyRedis,
@@ -24,12 +24,12 @@ type remote struct {
 	Settings
 }
 
-// dial makes the client, the same for every peer on go-redis: defaults, but for deadlines, which callers expect to be obeyed.
+// dial makes the client, the same for every peer on go-redis: the defaults, but it obeys deadlines, as callers expect.
 func dial(s Settings) remote {
 	return remote{redis.NewClient(&redis.Options{Addr: s.Redis, ContextTimeoutEnabled: true}), s}
 }
 
-// read gives nil where there is nothing.
+// read returns nil if there is no value.
 func (r remote) read(ctx context.Context, key string) (*Product, error) {
 	text, err := r.Client.Get(ctx, key).Bytes()
 	if errors.Is(err, redis.Nil) {

@@ -15,7 +15,8 @@ import (
 
 var chained = Peer{
 	Name: "gocache", Module: "github.com/eko/gocache/lib/v4",
-	About:  "Loadable over a Chain of go-cache, which has no bound, and Redis; JSON in Redis alone, by a store around its own",
+	About: "Loadable over a Chain of go-cache, which has no bound, and Redis; JSON only in Redis, by a store around " +
+		"its own",
 	Shared: true, Local: true,
 	Open: openChained,
 }
@@ -54,7 +55,7 @@ func (c chainedCache) Close() error {
 	return errors.Join(c.LoadableCache.Close(), c.chain.Close(), c.remote.Close())
 }
 
-// jsonStore keeps L1 free of JSON. Its Marshaler would be outside of both levels, and decode on each hit.
+// jsonStore keeps L1 free of JSON. The library's own Marshaler would be outside of both levels, and decode on each hit.
 type jsonStore struct{ *redisstore.RedisStore }
 
 func (s jsonStore) GetWithTTL(ctx context.Context, key any) (any, time.Duration, error) {

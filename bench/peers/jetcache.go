@@ -10,12 +10,13 @@ import (
 
 var jet = Peer{
 	Name: "jetcache", Module: "github.com/mgtv-tech/jetcache-go",
-	About:  "its TinyLFU in front, for another TTL; msgpack, in both levels; StaleFor: each key in use is refreshed each TTL by a timer",
+	About: "its TinyLFU in front, for another TTL; msgpack, in both levels; StaleFor: a timer refreshes each key in use " +
+		"once per TTL",
 	Shared: true, Local: true, Stale: true,
 	Open: openJet,
 }
 
-// jetRoom is how much more room its L1 is asked for: it counts ristretto's 56 bytes of overhead as if they were entries.
+// jetRoom is how much more room its L1 gets: it counts ristretto's 56 bytes of overhead as if they were entries.
 const jetRoom = 64
 
 type jetCache struct {

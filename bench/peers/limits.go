@@ -14,18 +14,18 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A Putter takes everything at once: filled key by key, a copy-on-write map would be copied for each.
+// A Putter takes all values at once. If it were filled key by key, a copy-on-write map would be copied for each.
 type Putter interface {
 	Put(all map[string]*Product)
 }
 
-// limit describes a raw part that is local.
+// limit is a raw part that is local.
 func limit(name, module, about string, open func(Settings) (Cache, error)) Peer {
 	return Peer{Name: name, Module: module, About: about, Local: true, Limit: true, Open: open}
 }
 
-// keep gives what was loaded to put. Each Get below calls its own table directly: what is timed must not pass through a
-// function value.
+// keep loads a value and gives it to put. Each Get below calls its own table directly: what is timed must not pass
+// through a function value.
 func (s Settings) keep(ctx context.Context, key string, put func(string, *Product)) (*Product, error) {
 	p, err := s.Load(ctx, key)
 	if err == nil {
@@ -160,7 +160,7 @@ func (c rawGetCache) Get(ctx context.Context, key string) (*Product, error) {
 	return undecoded, err
 }
 
-// undecoded stands for a value that nobody has decoded.
+// undecoded stands for a value that was not decoded.
 var undecoded = new(Product)
 
 var limits = []Peer{

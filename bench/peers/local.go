@@ -39,7 +39,7 @@ func (c otterCache) Get(ctx context.Context, key string) (*Product, error) {
 	return c.Cache.Get(ctx, key, c.load)
 }
 
-// Invalidate also keeps a load that runs from being stored.
+// Invalidate also prevents a running load from being stored.
 func (c otterCache) Invalidate(_ context.Context, key string) error {
 	c.Cache.Invalidate(key)
 	return nil
@@ -52,7 +52,7 @@ func (c otterCache) Close() error {
 
 var hotLoading = Peer{
 	Name: "hot", Module: "github.com/samber/hot",
-	About: "LRU, no shards (in v0.13.0 they have no lock); StaleFor: revalidated behind the next Get",
+	About: "LRU, no shards (in v0.13.0 they have no lock); StaleFor: revalidated after the next Get",
 	Local: true, Stale: true,
 	Open: func(s Settings) (Cache, error) {
 		load := func(keys []string) (map[string]*Product, error) {
@@ -97,7 +97,8 @@ var stamped = Peer{
 	Local: true,
 	Open: func(s Settings) (Cache, error) {
 		store := lruStore{lru: expirable.NewLRU[string, *Product](s.Entries, nil, s.TTL)}
-		c := stampede.NewStampede(slog.New(slog.NewTextHandler(io.Discard, nil)), cachestore.Store[*Product](store), stampede.WithTTL(s.TTL))
+		log := slog.New(slog.NewTextHandler(io.Discard, nil))
+		c := stampede.NewStampede(log, cachestore.Store[*Product](store), stampede.WithTTL(s.TTL))
 		return stampedeCache{Settings: s, do: c.Do}, nil
 	},
 }
@@ -116,7 +117,7 @@ func (c stampedeCache) Get(ctx context.Context, key string) (*Product, error) {
 
 func (stampedeCache) Close() error { return nil }
 
-// lruStore is the two methods that stampede calls of a store.
+// lruStore has the two methods of a store that stampede calls.
 type lruStore struct {
 	cachestore.Store[*Product]
 	lru *expirable.LRU[string, *Product]

@@ -10,7 +10,7 @@ import (
 	"github.com/refill-go/refill/internal/realtest"
 )
 
-// Every peer answers with what was loaded, from then on without a load, and loads again after an Invalidate.
+// Every peer answers with what was loaded, then without a load, and loads again after an Invalidate.
 func TestPeers(t *testing.T) {
 	for _, p := range peers.All() {
 		for _, noLocal := range []bool{false, true} {
@@ -51,7 +51,7 @@ func testPeer(t *testing.T, p peers.Peer, noLocal bool) {
 	if got := get(); got.ID != "42" || got.Seq != 1 {
 		t.Fatalf("the first Get gives %+v", got)
 	}
-	// sturdyc stores behind the answer: for a moment another load is right.
+	// sturdyc stores after it has answered: for a moment, another load is correct.
 	for before := int64(0); before != loads.Load(); {
 		before = loads.Load()
 		get()
@@ -60,7 +60,7 @@ func testPeer(t *testing.T, p peers.Peer, noLocal bool) {
 	if got := get(); loads.Load() != before || p.Name != "goredis-get" && got.ID != "42" {
 		t.Fatalf("a later Get gives %+v, loads: %d, then %d", got, before, loads.Load())
 	}
-	// rocks-weak loads behind the old value, and gocache may put back what it was about to store.
+	// rocks-weak loads after it has answered with the old value. gocache may put back what it was about to store.
 	if i, ok := c.(peers.Invalidator); ok {
 		for loads.Load() == before {
 			if err := i.Invalidate(t.Context(), "42"); err != nil {

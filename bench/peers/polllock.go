@@ -12,7 +12,7 @@ const (
 
 var polling = Peer{
 	Name: "polllock", Module: "github.com/redis/go-redis/v9",
-	About:  "by hand: GET, a lock by SET NX PX 5 s, a second look under it, losers look again each 50 ms; JSON",
+	About:  "by hand: GET, a lock by SET NX PX 5 s, a second GET under it, losers poll each 50 ms; JSON",
 	Shared: true, Locks: true,
 	Open: func(s Settings) (Cache, error) { return pollCache{dial(s)}, nil },
 }
@@ -40,7 +40,7 @@ func (c pollCache) Get(ctx context.Context, key string) (*Product, error) {
 	}
 }
 
-// locked looks again before it loads: the lock may be free because somebody has just filled the key.
+// locked reads again before it loads: the lock may be free because another caller has just filled the key.
 func (c pollCache) locked(ctx context.Context, key, lock string) (*Product, error) {
 	defer c.Del(context.WithoutCancel(ctx), lock)
 	if p, err := c.read(ctx, key); p != nil || err != nil {

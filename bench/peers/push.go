@@ -8,8 +8,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// pushed is the least that waiting for another process can cost: who wins the lock loads, and writes the value and announces it
-// in one pipeline; who does not is handed the value out of the announcement. Nothing is renewed, checked or tried again.
+// pushed is the least that waiting for another process can cost. The process that wins the lock loads; then it writes
+// the value and announces it in one pipeline. The others get the value from the announcement. Nothing is renewed,
+// checked or retried.
 var pushed = Peer{
 	Name: "setpublish", Module: "github.com/redis/go-redis/v9",
 	About:  "GET, SET NX, load, then SET and PUBLISH of the value in one pipeline; JSON",
@@ -33,11 +34,11 @@ func openPushed(s Settings) (Cache, error) {
 	if _, err := c.messages.Receive(ctx); err != nil {
 		return nil, err
 	}
-	go c.hear()
+	go c.receive()
 	return c, nil
 }
 
-func (c *pushedCache) hear() {
+func (c *pushedCache) receive() {
 	for {
 		m, err := c.messages.ReceiveMessage(context.Background())
 		if err != nil {
@@ -47,7 +48,7 @@ func (c *pushedCache) hear() {
 		if json.Unmarshal([]byte(m.Payload), p) == nil {
 			select {
 			case c.box(p.ID) <- p:
-			default: // nobody has taken the one before
+			default: // the value before was not taken
 			}
 		}
 	}

@@ -28,7 +28,9 @@ type refiller struct {
 func openRefill(s Settings, codec refill.Codec) (Cache, error) {
 	var r refiller
 	if s.Redis != "" {
-		r.client = redis.NewUniversalClient(&redis.UniversalOptions{Addrs: strings.Split(s.Redis, ","), ContextTimeoutEnabled: true})
+		r.client = redis.NewUniversalClient(&redis.UniversalOptions{
+			Addrs: strings.Split(s.Redis, ","), ContextTimeoutEnabled: true,
+		})
 	}
 	c := s.config(r.client)
 	c.Codec = codec
@@ -48,7 +50,7 @@ func (s Settings) config(client redis.UniversalClient) refill.Config {
 	return c
 }
 
-// Invalidate is that of one key.
+// Invalidate invalidates one key.
 func (r refiller) Invalidate(ctx context.Context, key string) error {
 	return r.Loader.Invalidate(ctx, key)
 }
@@ -61,7 +63,7 @@ func (r refiller) Close() error {
 	return err
 }
 
-// Codecs are refill with values that are stored otherwise than as JSON, for what the codec costs.
+// Codecs are refill with values that are not stored as JSON, to measure what the codec costs.
 func Codecs() []Peer {
 	return []Peer{
 		{

@@ -31,15 +31,15 @@ type rocks struct {
 func openRocks(s Settings, strong bool) (Cache, error) {
 	o := rockscache.NewDefaultOptions()
 	o.StrongConsistency = strong
-	o.RandomExpireAdjustment = 0 // what is left is cut to whole seconds: a TTL of 1 s with jitter is none
+	o.RandomExpireAdjustment = 0 // the rest is cut to whole seconds, so a TTL of 1 s with jitter would be 0
 	r := dial(s)
 	return rocks{r, rockscache.NewClient(r.Client, o)}, nil
 }
 
 func (c rocks) Get(ctx context.Context, key string) (*Product, error) {
-	ttl := c.TTL + c.cache.Options.Delay // Fetch takes Delay off again
+	ttl := c.TTL + c.cache.Options.Delay // Fetch subtracts Delay
 	text, err := c.cache.Fetch2(ctx, key, ttl, func() (string, error) {
-		p, err := c.Load(ctx, key) // perhaps behind the answer
+		p, err := c.Load(ctx, key) // perhaps after the answer
 		if err != nil {
 			return "", err
 		}
@@ -56,7 +56,7 @@ func (c rocks) Get(ctx context.Context, key string) (*Product, error) {
 	return p, json.Unmarshal([]byte(text), p)
 }
 
-// Invalidate tags the key as deleted: weak readers get the old value until the new one is there.
+// Invalidate tags the key as deleted: weak readers get the old value until the new one is stored.
 func (c rocks) Invalidate(ctx context.Context, key string) error {
 	return c.cache.TagAsDeleted2(ctx, key)
 }

@@ -44,7 +44,7 @@ func (c asideCache) Get(ctx context.Context, key string) (*Product, error) {
 	return c.typed.Get(ctx, c.TTL, key, c.Load)
 }
 
-// Invalidate is pushed to all nodes by Redis.
+// Invalidate deletes; Redis announces that to all nodes.
 func (c asideCache) Invalidate(ctx context.Context, key string) error { return c.typed.Del(ctx, key) }
 
 func (c asideCache) Close() error {

@@ -27,10 +27,10 @@ type sturdyCache struct {
 	redis  *remote // nil: none
 }
 
-// openSturdy splits L1 into 10 shards that lose 10 % when full, as its README does.
+// openSturdy splits L1 into 10 shards that drop 10 % when full, as its README does.
 func openSturdy(s Settings, o ...sturdyc.Option) *sturdyc.Client[*Product] {
 	if s.StaleFor > 0 {
-		// A refresh that still runs after the last argument, the README's 10 ms, is begun once more.
+		// A refresh that takes longer than the last argument, 10 ms in the README, is started once more.
 		o = append(o, sturdyc.WithEarlyRefreshes(s.TTL*9/10, s.TTL, s.TTL+s.StaleFor, s.TTL))
 	}
 	return sturdyc.New[*Product](s.Entries, 10, s.TTL+s.StaleFor, 10, o...)
@@ -69,7 +69,7 @@ func (c sturdyCache) Close() error {
 	return c.redis.Close()
 }
 
-// sturdyStore has what sturdyc asks for; errors have no place in it.
+// sturdyStore has the methods that sturdyc asks for. They cannot return errors.
 type sturdyStore struct{ remote }
 
 func (s sturdyStore) Get(ctx context.Context, key string) ([]byte, bool) {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Searches the model in refill.pml to its end: as it is (nothing may be found), and with one rule taken out (what is known
-# to go wrong then must be found). Prints a table; fails if any row is not as it should be.
-# Needs spin 6.5 and gcc. Without them it says so; with REFILL_NO_SKIP=1 that is a failure.
+# Searches the model in refill.pml to its end: first as it is, where no error may be found, then once for each rule with
+# that rule taken out, where the known error must be found. It prints a table, and fails if any row differs from that.
+# It needs spin 6.5 and gcc. Without them it says so and checks nothing; with REFILL_NO_SKIP=1 that is a failure.
 set -euo pipefail
 export LC_ALL=C
 
@@ -19,7 +19,7 @@ trap 'rm -rf "$work"' EXIT
 status=0
 began=$SECONDS
 
-# search GCC-FLAGS PAN-FLAGS -D...: leaves pan's report in $work/report. A search has 900 MB and 60 s.
+# search GCC-FLAGS PAN-FLAGS -D...: leaves pan's report in $work/report. The limits are 900 MB and 60 s.
 search() {
 	local cflags=$1 flags=$2
 	shift 2
@@ -30,14 +30,14 @@ search() {
 		# shellcheck disable=SC2086
 		gcc $cflags -w -DMEMLIM=900 -o pan pan.c
 		# shellcheck disable=SC2086
-		timeout 60 ./pan $flags >../report 2>&1 || true # what it found is in the report
+		timeout 60 ./pan $flags >../report 2>&1 || true # the report says what it found
 	)
 }
 
 # states prints the number of states of the last search.
 states() { sed -n 's/^ *\([0-9.e+]*\) states, stored.*/\1/p' "$work/report" | tail -n 1; }
 
-row() { printf '%-4s %10s  %-44s %s\n' "$@"; }
+row() { printf '%-4s %10s  %-56s %s\n' "$@"; }
 
 bad() {
 	row FAIL "$(states)" "$1" "$2"
@@ -45,10 +45,11 @@ bad() {
 	status=1
 }
 
-# complete: the search went through all states. Anything that cuts it short counts against it.
+# complete: the search has visited all states. A search that was cut short is not complete.
+cut_short='max search depth too small|Search not completed|aborting|out of memory|reached -D?MEMLIM|interrupted'
 complete() {
 	[ -n "$(states)" ] &&
-		! grep -Eq 'max search depth too small|Search not completed|aborting|out of memory|reached -D?MEMLIM|interrupted' "$work/report"
+		! grep -Eq "$cut_short" "$work/report"
 }
 
 # clean GCC-FLAGS PAN-FLAGS TITLE -D...: a complete search finds nothing.
@@ -63,10 +64,10 @@ clean() {
 	fi
 }
 
-# holds TITLE -D...: nothing is wrong in any state, and every run ends with every Get answered.
+# holds TITLE -D...: no state violates an assertion, and every run ends with every Get answered.
 holds() { clean '-O1 -DSAFETY' '-m20000 -w21' "$@"; }
 
-# ends TITLE -D...: no run goes round in circles, so with the above every Get ends. Renewals may go on, as they do.
+# ends TITLE -D...: no run goes in circles, so with the rows above every Get ends. Renewals are left out (CYCLES).
 ends() { clean '-O1 -DNP' '-l -m20000 -w21' "$@"; }
 
 # breaks TITLE ASSERTION -D...: exactly that assertion fails.
@@ -74,7 +75,7 @@ breaks() {
 	local title=$1 want=$2
 	shift 2
 	search '-O0 -DSAFETY' '-m20000 -w18' "$@"
-	# pan is not consistent in its blanks
+	# the blanks that pan prints vary
 	if tr -d ' ' <"$work/report" | grep -F "assertionviolated${want// /}" >/dev/null; then
 		row ok "$(states)" "${*#-D}" "$title"
 	else
@@ -85,52 +86,52 @@ breaks() {
 row '' states options 'as it is: holds'
 holds 'G1 G2 G3 G6: loads that fail or are abandoned' -DFAILS -DGETS=4
 holds 'G1 G2 G3: stale values served and refreshed' -DSTALE -DTTL=1 -DAT=1
-holds 'G1 G2 G3: stale values, not all of them served' -DSTALE -DSPARE -DTTL=2
+holds 'G1 G2 G3: stale values, not all of them served' -DSTALE -DERROR_ONLY -DTTL=2
 holds 'G1 G2 G3: three nodes, four Gets' -DNODES=3 -DGETS=4
-holds 'G1: three nodes, loads longer than TTL' -DNODES=3 -DVOIDS=0 -DTTL=2
-holds 'G1: large records, four Gets' -DBIG -DTTL=1 -DGETS=4 -DVOIDS=0
-holds 'G1 G2 G3: Expire' -DSOFT -DSTALE
+holds 'G1: three nodes, loads longer than TTL' -DNODES=3 -DINVALIDATIONS=0 -DTTL=2
+holds 'G1: large records, four Gets' -DLARGE -DTTL=1 -DGETS=4 -DINVALIDATIONS=0
+holds 'G1 G2 G3: Expire' -DEXPIRE -DSTALE
 holds 'G2 G3 G4: lease and claim run out at any moment' -DFAULTS
-holds 'G2 G3 G4: the same with stale values' -DFAULTS -DSTALE -DSPARE -DTTL=1
-holds 'G2 G3 G4: the same with Expire' -DFAULTS -DSOFT -DSTALE
+holds 'G2 G3 G4: the same with stale values' -DFAULTS -DSTALE -DERROR_ONLY -DTTL=1
+holds 'G2 G3 G4: the same with Expire' -DFAULTS -DEXPIRE -DSTALE
 holds 'G1 G2 G3 G4: a node dies' -DDEATH -DGETS=4
 holds 'G2: a subscription breaks and returns' -DLOSSY=1 -DAT=1
-ends 'G4: no Get goes round for ever' -DCYCLES -DFAILS
+ends 'G4: no Get runs for ever' -DCYCLES -DFAILS
 
 echo
 row '' states options 'one rule taken out: found'
 answered='(saw[rec]>=wants[me])'
 hit='((saw[l1[n]]>=promised[n])&&(saw[l1[n]]>=promisedL1[n]))'
-stored='(saw[me]>=gone)'
+stored='(saw[me]>=invalidBelow)'
 newer='(began[me]>lastStored)'
 single='((claim==0)||dead['
-none='!((((value!=0)&&!(aged[value]))&&!(marked)))'
+none='!((((value!=0)&&!(aged[value]))&&!(markedStale)))'
 futile='((phase[lease]!='
 asleep=0
-breaks 'G3: an overtaken filler stores over a newer value' "$newer" -DNO_CLAIM_CHECK -DFAULTS -DVOIDS=0
+breaks 'G3: an overtaken filler stores over a newer value' "$newer" -DNO_CLAIM_CHECK -DFAULTS -DINVALIDATIONS=0
 breaks 'G2: a load from before the Invalidate is stored' "$stored" -DNO_CLAIM_CHECK
-breaks 'the same' "$stored" -DVOID_KEEPS_CLAIM
-breaks 'the same with Expire' "$stored" -DVOID_KEEPS_CLAIM -DSOFT -DSTALE
-breaks 'G2: a Get waits for a load that cannot be stored' "$futile" -DVOID_KEEPS_LEASE
+breaks 'the same' "$stored" -DINVALIDATE_KEEPS_CLAIM
+breaks 'the same with Expire' "$stored" -DINVALIDATE_KEEPS_CLAIM -DEXPIRE -DSTALE
+breaks 'G2: a Get waits for a load that cannot be stored' "$futile" -DINVALIDATE_KEEPS_LEASE
 breaks 'the same' "$futile" -DRENEW_CREATES
-breaks 'G2: a Get joins a flight from before' "$answered" -DNO_DETACH
-breaks 'the same after a break' "$answered" -DRETURN_KEEPS_FLIGHT -DLOSSY=1 -DAT=1
-breaks 'G2: L1 serves what was invalidated' "$hit" -DDROP_BEFORE_SCRIPT
-breaks 'the same' "$hit" -DWAIT_FOR_OWN_PUSH
+breaks 'G2: a Get joins a flight from before the Invalidate' "$answered" -DNO_DETACH
+breaks 'the same after a break of the subscription' "$answered" -DRETURN_KEEPS_FLIGHT -DLOSSY=1 -DAT=1
+breaks 'G2: L1 serves an invalidated value' "$hit" -DDROP_BEFORE_SCRIPT
+breaks 'the same' "$hit" -DWAIT_FOR_OWN_ANNOUNCEMENT
 breaks 'the same' "$hit" -DEPOCH_AT_INSERT
 breaks 'the same' "$hit" -DFILL_OVER_ANY
 breaks 'the same' "$hit" -DBREAK_KEEPS_EPOCH -DLOSSY=1 -DAT=1
-breaks 'G2: a Get is given what was invalidated' "$answered" -DWAITER_TAKES_ANY -DFAULTS
-breaks 'G1: a second load beside a fresh value' "$none" -DNO_SECOND_LOOK
+breaks 'G2: a Get is answered with an invalidated value' "$answered" -DWAITER_TAKES_ANY -DFAULTS
+breaks 'G1: a second load although there is a fresh value' "$none" -DNO_VALUE_CHECK
 breaks 'G1: two loads at a time' "$single" -DNO_LEASE_CHECK
-breaks 'G6: a load before the back-off is over' '!(resting)' -DNO_BACKOFF -DFAILS
-breaks 'G4: a lease is left behind' '(lease!=me)' -DREFUSED_KEEPS_LEASE -DFAULTS
-breaks 'G4: a Get sleeps beside a free key' "$asleep" -DSILENT_REFUSAL -DFAULTS
-breaks 'the same' "$asleep" -DSILENT_GIVE_BACK -DSTALE -DSPARE -DTTL=2 -DGETS=4 -DVOIDS=0
+breaks 'G6: a load before the back-off is over' '!(backingOff)' -DNO_BACKOFF -DFAILS
+breaks 'G4: a lease is left behind' '(lease!=me)' -DREJECT_KEEPS_LEASE -DFAULTS
+breaks 'G4: a Get sleeps although the lease is free' "$asleep" -DSILENT_REJECT -DFAULTS
+breaks 'the same' "$asleep" -DSILENT_CHANGED -DSTALE -DERROR_ONLY -DTTL=2 -DGETS=4 -DINVALIDATIONS=0
 breaks 'the same' "$asleep" -DSILENT_RELEASE -DFAILS
-breaks 'the same' "$asleep" -DQUIET_IS_DEAF
-breaks 'the same' "$asleep" -DOWN_LEASE_ANEW -DSTALE -DTTL=1
+breaks 'the same' "$asleep" -DNO_AWAITED_CHECK
+breaks 'the same' "$asleep" -DLEASE_SET_AGAIN -DSTALE -DTTL=1
 
 echo
-if [ $status = 0 ]; then echo "model: all as it should be, $((SECONDS - began)) s"; else echo 'model: FAILED'; fi
+if [ $status = 0 ]; then echo "model: every row is as expected, $((SECONDS - began)) s"; else echo 'model: FAILED'; fi
 exit $status

@@ -1,28 +1,29 @@
 /*
  * refill.pml - the protocol of refill as a model that spin searches to its end.
  *
- * One key, one Redis, a few nodes. The scripts in backend/goredis/lua are atomic, so each is one step here; between any
- * two steps anything else may happen. That is also how a process is paused: it just takes no step while the others do
- * and while its lease and its claim run out.
+ * One key, one Redis, a few nodes. The scripts in backend/goredis/lua are atomic, so each of them is one step here.
+ * Between any two steps anything else may happen. That is also how a process is paused: it takes no step while other
+ * processes do, and while its lease and its claim run out.
  *
- * Time has no length here. Whatever ends by time may end at any moment, in any order: a superset of what can happen.
+ * Time has no length here. What ends by time may end at any moment and in any order: a superset of what can happen.
  *
  * What may happen in a run, each by -D:
  *   NODES=n GETS=n   Gets 1..GETS, one after the other on nodes 0..NODES-1 and round again (default 2 and 3)
- *   VOIDS=n AT=n     n Invalidates, each after a write to the database, on the nodes from AT on (default 1 and 0)
- *   SOFT             these are Expires: the value stays, marked stale
- *   STALE            StaleFor is not 0: stale values are served, and refreshed behind
- *   SPARE            ... and some are past StaleFor, and kept for StaleIfError: who finds one waits
+ *   INVALIDATIONS=n  n Invalidates, each after a write to the database (default 1),
+ *   AT=n             ... on the nodes from n on (default 0)
+ *   EXPIRE           the Invalidates are Expires: the value stays, marked stale
+ *   STALE            StaleFor is not 0: stale values are served, and refreshed in the background
+ *   ERROR_ONLY       ... and some values are past StaleFor, and kept for StaleIfError: a Get that finds one waits
  *   TTL=n            n values grow old
  *   FAILS            loads fail, or are abandoned by their callers
- *   BIG              records do not travel with their announcement
+ *   LARGE            records do not travel with their announcement
  *   FAULTS           a lease or a claim may run out at any moment, also while its holder loads or is paused
  *   CYCLES           no renewals, so that a search for cycles finds others
  *   DEATH            one node may die at any moment
  *   LOSSY=n          n times a subscription breaks, loses announcements, and comes back
  *
- * What must hold is said where it is checked, by the names G1.. of the README. The table in docs/model/README.md says
- * which rule can be taken out by -D, and what goes wrong then.
+ * What must hold is stated where it is checked, by the names G1.. of the README. The table in docs/model/README.md
+ * lists the rules that can be taken out by -D, and what goes wrong without each.
  */
 
 #ifndef NODES
@@ -31,171 +32,175 @@
 #ifndef GETS
 #define GETS 3
 #endif
-#ifndef VOIDS
-#define VOIDS 1
+#ifndef INVALIDATIONS
+#define INVALIDATIONS 1
 #endif
 #ifndef AT
 #define AT 0
 #endif
 
-/* A token names one fill, and the record that it made. A flight leads at most once, so here its Get is its token. */
-#define NOBODY 0
-#define BACKOFF 100 /* what Fail leaves in the place of a lease: a lease that nobody holds */
+/* A token names one fill, and its record. A flight loads at most once, so the token is the number of its Get. */
+#define NONE 0
+#define BACKOFF 100 /* what Fail leaves in the place of a lease: a lease without a holder */
 #define node(token) ((token - 1) % NODES)
 
-mtype = { filled, failed, released, voided, up }; /* announcements; up is what a Listen says of itself */
-mtype = { idle, leased, loading };                /* how far a flight is with its own fill; leased = a refresh between its two steps */
-mtype = { refresh, served };                      /* a flight for whom nobody waits: its caller has gone, or all have got a stale value */
-mtype = { whole, broken, down };                  /* a subscription; broken = and the node does not know it yet */
+/* Announcements. subscribed is no message: the node learns that its subscription works. */
+mtype = { filled, failed, released, invalidated, subscribed };
+/* The phase of a fill. leased: a refresh between its two steps. */
+mtype = { idle, leased, loading };
+/* A flight without waiters: a refresh, or a flight that has served all its callers a stale value. */
+mtype = { refresh, served };
+/* A subscription. broken: the node does not know it yet. */
+mtype = { connected, broken, down };
 
-/* ---- The store: what stands in Redis under the key. ---- */
+/* ---- The store: what Redis holds under the key. ---- */
 
-byte value;  /* token of the record, NOBODY = none */
-bool marked; /* the record was marked stale by Expire */
-byte lease;  /* the refill lock: who loads. For efficiency. */
-byte claim;  /* whose load may be stored. For correctness. */
-bool awaiting; /* the '+' in the lease: somebody has noted that it waits for the holder. Ends with this very lease */
+byte value;        /* token of the record */
+bool markedStale;  /* Expire has marked the record stale */
+byte lease;        /* the refill lock: which fill may load now. For efficiency. */
+byte claim;        /* which load may be stored. For correctness. */
+bool leaseAwaited; /* the '+' in the lease: a flight waits for the holder. It ends with the lease */
 
-chan inbox[NODES] = [8] of { mtype, byte, byte }; /* what PUBLISH has sent, per node and in order */
+chan inbox[NODES] = [8] of { mtype, byte, byte }; /* announcements on their way, per node and in order */
 
 /* ---- The nodes. ---- */
 
-byte l1[NODES];        /* token of the entry in L1 */
-bool l1marked[NODES];  /* it was read with Expire's mark */
-bool l1old[NODES];     /* superseded: served as a stale one */
-byte l1at[NODES];      /* the entry's epoch, noted before its read began */
-byte epoch[NODES] = 1; /* now; raised by whatever makes entries invalid. 0 = of no time */
-byte flying[NODES];    /* the flight that a Get may join */
-mtype link[NODES] = whole;
+byte l1[NODES];            /* token of the entry in L1 */
+bool l1MarkedStale[NODES]; /* it was read as marked stale */
+bool l1Superseded[NODES];  /* another record is stored: served as stale */
+byte l1Epoch[NODES];       /* epoch of the entry, noted before its read began */
+byte epoch[NODES] = 1;     /* current epoch; raised by all that makes entries invalid. 0 is never current */
+byte flight[NODES];        /* the flight that a Get may join */
+mtype subscription[NODES] = connected;
 bool dead[NODES];
 
-/* A flight that waits. Of call.notes it needs the first one only: then it asks the store, and forgets the others. */
+/* A flight that waits. Only its first announcement counts: then it asks the store, and forgets the others. */
 bool waits[GETS + 1];
-mtype heard[GETS + 1];
-byte heardFrom[GETS + 1];
-bool overdue[GETS + 1]; /* the lease that it waits for has run out: its timer is due */
-byte lostTo[GETS + 1];  /* the fill that it waits for */
+mtype announced[GETS + 1];
+byte announcedToken[GETS + 1];
+bool overdue[GETS + 1];     /* the lease that it waits for has run out: its timer is due */
+byte holder[GETS + 1];      /* the fill that it waits for */
 mtype phase[GETS + 1] = idle;
-mtype unwanted[GETS + 1]; /* 0 = somebody waits for this flight */
+mtype background[GETS + 1]; /* 0: a caller waits for this flight */
 
-/* ---- What only the checks look at. ---- */
+/* ---- Variables for the checks only. ---- */
 
-byte db;              /* the version in the database; every write raises it */
-byte saw[GETS + 1];   /* the version that a load read */
-byte began[GETS + 1]; /* loads in the order of their claims */
-bool aged[GETS + 1];  /* TTL has passed since the load began: the same on every node, since the record says so */
+byte db;                /* version in the database; every write raises it */
+byte saw[GETS + 1];     /* version that the load of a token has read */
+byte began[GETS + 1];   /* position of the load in the order of the claims */
+bool aged[GETS + 1];    /* TTL has passed since the load began. The same on every node: the record holds the time */
 byte claims;
-byte lastStored;         /* began of the newest record that ever was in the store */
-byte gone;               /* versions below it must not enter the store as fresh any more */
-byte promised[NODES];    /* versions below it must not be served as fresh to a Get that begins on this node now ... */
-byte promisedL1[NODES];  /* ... or, after the return of a subscription, not by L1 */
-byte wants[GETS + 1];    /* the same for all who have joined this flight */
-bool due = true;         /* a load is due: there is nothing, or it is past its time, or voided, or its load has ended with nothing */
-bool resting;            /* a load has failed, and its back-off is not over */
+byte lastStored;        /* began of the newest record that was ever stored */
+byte invalidBelow;      /* versions below it must no longer enter the store as fresh */
+byte promised[NODES];   /* versions below it must not be served as fresh to a new Get on this node ... */
+byte promisedL1[NODES]; /* ... or, after a subscription has returned, not by L1 */
+byte wants[GETS + 1];   /* the same for all callers that have joined this flight */
+bool due = true;        /* a load is due: no value, an old or invalidated one, or a load that ended without one */
+bool backingOff;        /* a load has failed, and its back-off is not over */
 
 /* ---- What keeps the search small. ---- */
 
-bool begun[GETS + 1]; /* the Get has begun: the next of its node may */
-byte open[NODES];     /* Gets of a node that have not ended */
+bool started[GETS + 1]; /* the Get has begun: the next Get of its node may begin */
+byte openGets[NODES];   /* Gets of a node that have not ended */
 
 #ifdef LOSSY
 byte breaks = LOSSY;
 #endif
 
-byte i; /* of a loop within one step; always left at 0 */
+byte i; /* loop counter within one step; always left at 0 */
 
-#define fresh(token, mark) (token != NOBODY && !aged[token] && !(mark))
-#define valid(n) (l1[n] != NOBODY && l1at[n] == epoch[n] && link[n] != down)
+#define fresh(token, stale) (token != NONE && !aged[token] && !(stale))
+#define valid(n) (l1[n] != NONE && l1Epoch[n] == epoch[n] && subscription[n] != down)
 
-/* The epoch to note before a read begins: of no time while announcements may be missed. */
-#define noted(n) (link[n] == down -> 0 : epoch[n])
+/* The epoch to note before a read begins: never current while announcements may be missed. */
+#define epochOf(n) (subscription[n] == down -> 0 : epoch[n])
 
-/* Where no Get is left, nothing is changed by what is heard. */
-#define hearing(n) (link[n] == whole && !dead[n] && open[n] > 0)
+/* On a node without open Gets, announcements change nothing. */
+#define receives(n) (subscription[n] == connected && !dead[n] && openGets[n] > 0)
 
 /* ---- The scripts: one step each. ---- */
 
-/* A note of a release has a token, too, but nobody looks at it: it is left out. */
+/* The announcement of a release also has a token. No node uses it, so it is left out here. */
 inline announce(kind, token, replaced)
 {
 	i = 0;
 	do
-	:: i < NODES && hearing(i) ->
-		assert(nfull(inbox[i])); /* else the model is too small, not the protocol wrong */
+	:: i < NODES && receives(i) ->
+		assert(nfull(inbox[i])); /* otherwise the model is too small; the protocol is not wrong */
 		inbox[i]!kind, token, replaced;
 		i++
-	:: i < NODES && !hearing(i) -> i++
+	:: i < NODES && !receives(i) -> i++
 	:: i == NODES -> i = 0; break
 	od
 }
 
 inline freeLease()
 {
-	lease = NOBODY;
-	awaiting = false
+	lease = NONE;
+	leaseAwaited = false
 }
 
-/* A lease that is the token's already stays as it is, also marked. */
+/* A lease that already belongs to the token stays as it is, with its '+'. */
 inline takeLease(token)
 {
-#ifdef OWN_LEASE_ANEW
-	awaiting = false;
+#ifdef LEASE_SET_AGAIN
+	leaseAwaited = false;
 #else
-	if :: lease != token -> awaiting = false :: else fi;
+	if :: lease != token -> leaseAwaited = false :: else fi;
 #endif
 	lease = token
 }
 
-/* common.lua, free: had says that anything was the token's. */
+/* common.lua, free. had: lease or claim belonged to the token. */
 inline free(token, had)
 {
 	had = (lease == token || claim == token);
 	if :: lease == token -> freeLease() :: else fi;
-	if :: claim == token -> claim = NOBODY :: else fi
+	if :: claim == token -> claim = NONE :: else fi
 }
 
-/* begin.lua: what it looks at. */
-#ifdef NO_SECOND_LOOK
-#define otherThan(seen) false
+/* acquire.lua: what it compares. */
+#ifdef NO_VALUE_CHECK
+#define changed(seen) false
 #else
-#define otherThan(seen) (value != NOBODY && value != seen)
+#define changed(seen) (value != NONE && value != seen)
 #endif
 #ifdef NO_LEASE_CHECK
-#define heldFrom(token) false
+#define heldByAnother(token) false
 #else
-#define heldFrom(token) (lease != NOBODY && lease != token)
+#define heldByAnother(token) (lease != NONE && lease != token)
 #endif
 
-/* begin.lua, when the value is the one that was seen and nobody else has the lease: both in the same act. */
-inline takeBoth(token)
+/* acquire.lua, if the value is the one that was seen and no other fill has the lease: take both in one act. */
+inline acquireBoth(token)
 {
 #ifndef FAULTS
-	assert(claim == NOBODY || dead[node(claim)]); /* G1: one load at a time ... */
-	assert(!fresh(value, marked));  /* ... none while there is a fresh value ... */
-	assert(due);                    /* ... and one per expiry */
-	assert(!resting);               /* G6: after a failure, none before the back-off is over */
+	assert(claim == NONE || dead[node(claim)]); /* G1: one load at a time ... */
+	assert(!fresh(value, markedStale));         /* ... none while there is a fresh value ... */
+	assert(due);                                /* ... and one per expiry */
+	assert(!backingOff);                        /* G6: after a failure, none before the back-off is over */
 	due = false;
 #endif
 	takeLease(token);
 	claim = token;
 	claims++;
 	began[token] = claims;
-	saw[token] = db; /* the load reads the database as early as it can: later it would only see what is newer */
+	saw[token] = db; /* the load reads the database as early as possible: a later read would see newer data */
 	phase[token] = loading
 }
 
-/* publish.lua: when it may be quiet. The lease must be there still: the mark of one that ran out is lost. */
-#ifdef QUIET_IS_DEAF
+/* publish.lua: when it may skip the announcement. The lease must still be there: one that ran out has lost its '+'. */
+#ifdef NO_AWAITED_CHECK
 #define unawaited(token) true
 #else
-#ifdef QUIET_WITHOUT_LEASE
-#define unawaited(token) (!awaiting)
+#ifdef SILENT_WITHOUT_LEASE
+#define unawaited(token) (!leaseAwaited)
 #else
-#define unawaited(token) (lease == token && !awaiting)
+#define unawaited(token) (lease == token && !leaseAwaited)
 #endif
 #endif
 
-/* publish.lua. stored says whether the record was. */
+/* publish.lua. stored: the record was stored. */
 inline publish(token, replaced, stored)
 {
 #ifdef NO_CLAIM_CHECK
@@ -205,30 +210,30 @@ inline publish(token, replaced, stored)
 #endif
 	if
 	:: stored ->
-		assert(began[token] > lastStored); /* G3: never over a newer one */
-		assert(saw[token] >= gone);        /* G2: never, once an Invalidate has voided it */
+		assert(began[token] > lastStored);   /* G3: never over a newer one */
+		assert(saw[token] >= invalidBelow); /* G2: never a version that was invalidated */
 		lastStored = began[token];
-		claim = NOBODY;
+		claim = NONE;
 		value = token;
-		marked = false;
+		markedStale = false;
 		if
-		:: replaced == NOBODY && unawaited(token) /* Publication.Quiet */
+		:: replaced == NONE && unawaited(token) /* PublishRequest.AnnounceIfAwaited */
 		:: else -> announce(filled, token, replaced)
 		fi;
-		freeLease() /* whosever it is */
+		freeLease() /* the lease of any fill */
 	:: else ->
-#ifndef REFUSED_KEEPS_LEASE
+#ifndef REJECT_KEEPS_LEASE
 		if
 		:: lease == token ->
 			freeLease();
-#ifndef SILENT_REFUSAL
-			announce(released, NOBODY, NOBODY)
+#ifndef SILENT_REJECT
+			announce(released, NONE, NONE)
 #endif
 		:: else
 		fi
 #endif
 	fi;
-	assert(lease != token); /* who ends a fill leaves no lease behind */
+	assert(lease != token); /* the end of a fill leaves no lease behind */
 	began[token] = 0;
 	phase[token] = idle
 }
@@ -240,11 +245,11 @@ inline fail(token, had)
 	if
 	:: had ->
 #ifndef NO_BACKOFF
-		if :: lease == NOBODY -> lease = BACKOFF :: else fi;
+		if :: lease == NONE -> lease = BACKOFF :: else fi;
 #endif
-		resting = true;
+		backingOff = true;
 		due = true;
-		announce(failed, token, NOBODY)
+		announce(failed, token, NONE)
 	:: else
 	fi;
 	had = false;
@@ -260,7 +265,7 @@ inline release(token, had)
 	:: had ->
 		if :: phase[token] == loading -> due = true :: else fi;
 #ifndef SILENT_RELEASE
-		announce(released, NOBODY, NOBODY)
+		announce(released, NONE, NONE)
 #endif
 	:: else
 	fi;
@@ -270,65 +275,65 @@ inline release(token, had)
 }
 
 /* invalidate.lua and expire.lua. */
-inline voidKey(n, version)
+inline invalidateKey(n, version)
 {
-#ifdef SOFT
-	marked = (value != NOBODY);
+#ifdef EXPIRE
+	markedStale = (value != NONE);
 #else
-	value = NOBODY;
-	marked = false;
+	value = NONE;
+	markedStale = false;
 #endif
-#ifndef VOID_KEEPS_LEASE
+#ifndef INVALIDATE_KEEPS_LEASE
 	freeLease();
-	resting = false;
+	backingOff = false;
 #endif
-#ifndef VOID_KEEPS_CLAIM
-	claim = NOBODY;
+#ifndef INVALIDATE_KEEPS_CLAIM
+	claim = NONE;
 #endif
-	if :: gone < version -> gone = version :: else fi;
+	if :: invalidBelow < version -> invalidBelow = version :: else fi;
 	due = true;
-	announce(voided, n, version)
+	announce(invalidated, n, version)
 }
 
-/* ---- A node's own state. ---- */
+/* ---- The state of a node. ---- */
 
-inline put(n, token, mark, noted_at)
+inline put(n, token, recMarkedStale, entryEpoch)
 {
 	l1[n] = token;
-	l1marked[n] = mark;
-	l1old[n] = false;
+	l1MarkedStale[n] = recMarkedStale;
+	l1Superseded[n] = false;
 #ifdef EPOCH_AT_INSERT
-	l1at[n] = noted(n)
+	l1Epoch[n] = epochOf(n)
 #else
-	l1at[n] = noted_at
+	l1Epoch[n] = entryEpoch
 #endif
 }
 
-/* Loader.keep. It looks at the epoch first, but not in the same act: what is void may get in, or not. */
-inline keep(n, token, mark, noted_at)
+/* Put into L1. The epoch is compared first, but not in the same act: an invalid entry may get in, or not. */
+inline putL1(n, token, recMarkedStale, entryEpoch)
 {
 	if
-	:: put(n, token, mark, noted_at)
-	:: noted_at != epoch[n] -> skip
+	:: put(n, token, recMarkedStale, entryEpoch)
+	:: entryEpoch != epoch[n] -> skip
 	fi
 }
 
-/* local.void and local.heard: what is in L1, and what is on its way there, is no hit any more. */
-inline raise(n)
+/* Raise the epoch: what is in L1, and what is on its way there, is no longer a hit. */
+inline raiseEpoch(n)
 {
 	epoch[n]++;
-	l1[n] = NOBODY;
-	l1marked[n] = false;
-	l1old[n] = false;
-	l1at[n] = 0
+	l1[n] = NONE;
+	l1MarkedStale[n] = false;
+	l1Superseded[n] = false;
+	l1Epoch[n] = 0
 }
 
-/* Loader.drop. */
-inline drop(n)
+/* Invalidate on this node: L1 and the flight. */
+inline dropLocal(n)
 {
-	raise(n);
+	raiseEpoch(n);
 #ifndef NO_DETACH
-	flying[n] = NOBODY /* flights.detach: it flies on for those who have joined */
+	flight[n] = NONE /* Forget: the flight goes on for the callers that have joined */
 #endif
 }
 
@@ -337,14 +342,14 @@ inline promise(n, version)
 	if :: promised[n] < version -> promised[n] = version :: else fi
 }
 
-/* flights.tell. */
-inline tell(n, kind, token)
+/* Hand an announcement to the waiting flights of the node. */
+inline notify(n, kind, token)
 {
 	i = 1;
 	do
 	:: i <= GETS ->
 		if
-		:: node(i) == n && waits[i] && heard[i] == 0 -> heard[i] = kind; heardFrom[i] = token
+		:: node(i) == n && waits[i] && announced[i] == 0 -> announced[i] = kind; announcedToken[i] = token
 		:: else
 		fi;
 		i++
@@ -352,219 +357,220 @@ inline tell(n, kind, token)
 	od
 }
 
-/* ---- One Get: Loader.get, and the flight that it may start. ---- */
+/* ---- One Get, and the flight that it may start. ---- */
 
 #ifdef WAITER_TAKES_ANY
-#define awaited(token) true
+#define fromHolder(token) true
 #else
-#define awaited(token) (token == lostTo[me])
+#define fromHolder(token) (token == holder[me])
 #endif
 
 #ifdef RENEW_CREATES
-#define renews(token) (lease != token)
+#define renewable(token) (lease != token)
 #else
-#define renews(token) (lease == token && claim == token)
+#define renewable(token) (lease == token && claim == token)
 #endif
 
-/* Nothing was heard that would wake this flight, and nothing is on its way. */
-#define unheard(n) (heard[me] == 0 && empty(inbox[n]) && link[n] == whole)
+/* No announcement has arrived that would wake this flight, and none is on its way. */
+#define nothingAnnounced(n) (announced[me] == 0 && empty(inbox[n]) && subscription[n] == connected)
 
-inline woken()
+inline stopWaiting()
 {
-	waits[me] = false; heard[me] = 0; heardFrom[me] = NOBODY; overdue[me] = false; yes = false
+	waits[me] = false; announced[me] = 0; announcedToken[me] = NONE; overdue[me] = false; ok = false
 }
 
-/* Loader.recall: a node that knows that its entry is past its time does not ask for it. The middle case is a refresh's only. */
-inline recall()
+/* begin: a node that knows that its entry is past its TTL skips the read. Only a refresh takes the middle case. */
+inline begin()
 {
 	if
-	:: valid(n) && !fresh(l1[n], l1marked[n]) -> seen = l1[n]; goto Bid
-	:: valid(n) && fresh(l1[n], l1marked[n]) && !l1old[n] -> /* a flight that ended a moment ago has put it there */
+	:: valid(n) && !fresh(l1[n], l1MarkedStale[n]) -> seen = l1[n]; goto Acquire
+	:: valid(n) && fresh(l1[n], l1MarkedStale[n]) && !l1Superseded[n] -> /* from a flight that has just ended */
 		assert(saw[l1[n]] >= wants[me]);
-		finish();
+		endFlight();
 		goto end_over
-	:: else -> goto Look
+	:: else -> goto LookUp
 	fi
 }
 
-inline leave()
+inline endGet()
 {
-	open[n]--;
+	openGets[n]--;
 	if
-	:: open[n] == 0 ->
+	:: openGets[n] == 0 ->
 		do :: nempty(inbox[n]) -> inbox[n]?_, _, _ :: empty(inbox[n]) -> break od;
-		l1[n] = NOBODY; l1marked[n] = false; l1old[n] = false; l1at[n] = 0
+		l1[n] = NONE; l1MarkedStale[n] = false; l1Superseded[n] = false; l1Epoch[n] = 0
 	:: else
 	fi
 }
 
-/* flights.end. The rest is forgotten, so that states that differ in nothing that matters are one. */
-inline finish()
+/* The end of a flight. The rest is cleared, so that states with the same future are one state. */
+inline endFlight()
 {
-	leave();
-	if :: flying[n] == me -> flying[n] = NOBODY :: else fi;
-	woken();
-	lostTo[me] = NOBODY; wants[me] = 0; seen = 0; at = 0; rec = NOBODY; mark = false; once = false; unwanted[me] = 0
+	endGet();
+	if :: flight[n] == me -> flight[n] = NONE :: else fi;
+	stopWaiting();
+	holder[me] = NONE; wants[me] = 0; seen = 0; epochRead = 0; rec = NONE;
+	recMarkedStale = false; tryMode = false; background[me] = 0
 }
 
 proctype Get(byte me)
 {
 	byte n = node(me);
-	byte seen;   /* call.seen: token of the record in the store, as far as known */
-	byte at;     /* call.at */
-	byte rec;    /* a record in hand: the reply to a Get or a Begin, or what travelled with a note */
-	bool mark;   /* ... and whether Expire had marked it */
-	bool behind; /* the caller has got a stale value */
-	bool once;   /* AskOnce: nobody waits */
-	bool yes;    /* another reply */
+	byte seen;           /* token of the record in the store, as far as known */
+	byte epochRead;      /* epoch noted before the last read began */
+	byte rec;            /* a record in hand: from a GET, from Acquire, or from an announcement */
+	bool recMarkedStale; /* ... and whether Expire has marked it stale */
+	bool callerServed;   /* the caller has been served a stale value */
+	bool tryMode;        /* Mode Try: no caller waits */
+	bool ok;             /* a reply */
 
 	{
-	/* Steps 0 and 1: L1, then the flight of this process. The Gets of one node are alike, so one order of them will do. */
-	atomic { me <= NODES || begun[me - NODES];
-		begun[me] = true;
+	/* Steps 0 and 1: L1, then the flight of this process. The Gets of one node are alike, so one order is enough. */
+	atomic { me <= NODES || started[me - NODES];
+		started[me] = true;
 		if
-		:: valid(n) && fresh(l1[n], l1marked[n]) ->
+		:: valid(n) && fresh(l1[n], l1MarkedStale[n]) ->
 			assert(saw[l1[n]] >= promised[n] && saw[l1[n]] >= promisedL1[n]); /* G2: L1 never serves what was invalidated */
-			behind = l1old[n];
-			if :: !behind -> leave(); goto end_over :: else fi
+			callerServed = l1Superseded[n];
+			if :: !callerServed -> endGet(); goto end_over :: else fi
 		:: else ->
 #ifdef STALE
 			if
-			:: behind = valid(n)
-#ifdef SPARE
+			:: callerServed = valid(n)
+#ifdef ERROR_ONLY
 			:: valid(n) /* past StaleFor */
 #endif
 			fi
 #endif
 		fi;
 		if
-		:: flying[n] != NOBODY ->
-			/* Join. One who joins waits for nothing but this flight's end: all that counts is what it may be given. */
+		:: flight[n] != NONE ->
+			/* Join. A joined caller only waits for the end of this flight. What counts is which answers it may be given. */
 			if
-			:: !behind ->
-				wants[flying[n]] = promised[n];
-				if :: unwanted[flying[n]] == refresh -> unwanted[flying[n]] = 0 :: else fi
+			:: !callerServed ->
+				wants[flight[n]] = promised[n];
+				if :: background[flight[n]] == refresh -> background[flight[n]] = 0 :: else fi
 			:: else
 			fi;
-			behind = false;
-			leave();
+			callerServed = false;
+			endGet();
 			goto end_over
 		:: else ->
-			flying[n] = me;
+			flight[n] = me;
 			wants[me] = promised[n]
 		fi;
 		if
-		:: !behind -> recall()
+		:: !callerServed -> begin()
 		:: else ->
-			behind = false;
-			unwanted[me] = refresh;
-			if :: once = true :: skip /* not the first try for this entry */ fi
+			callerServed = false;
+			background[me] = refresh;
+			if :: tryMode = true :: skip /* not the first try for this entry */ fi
 		fi
 	}
-	atomic { recall() } /* a refresh begins when its caller has gone: L1 may have changed since */
+	atomic { begin() } /* a refresh begins after its caller has gone: L1 may have changed since */
 
-Look: /* Step 2. */
-	atomic { at = noted(n); rec = value; mark = marked }
+LookUp: /* Step 2: a plain GET. */
+	atomic { epochRead = epochOf(n); rec = value; recMarkedStale = markedStale }
 
-Take: /* Loader.take: a record in hand. The store may have changed since. */
+Serve: /* A record is in hand. The store may have changed since. */
 	atomic {
 		seen = rec;
 		if
-		:: rec == NOBODY
-		:: rec != NOBODY && (fresh(rec, mark) || rec == lostTo[me]) ->
-			assert(saw[rec] >= wants[me]); /* G2: no Get is answered with what was invalidated before it began */
-			keep(n, rec, mark, at);
-			finish();
+		:: rec == NONE
+		:: rec != NONE && (fresh(rec, recMarkedStale) || rec == holder[me]) ->
+			assert(saw[rec] >= wants[me]); /* G2: no Get is answered with a value that was invalidated before it began */
+			putL1(n, rec, recMarkedStale, epochRead);
+			endFlight();
 			goto end_over
 		:: else ->
 #ifdef STALE
 			if
-			:: keep(n, rec, mark, at); unwanted[me] = served
-#ifdef SPARE
-			:: unwanted[me] != served /* past StaleFor */
+			:: putL1(n, rec, recMarkedStale, epochRead); background[me] = served
+#ifdef ERROR_ONLY
+			:: background[me] != served /* past StaleFor */
 #endif
 			fi
 #endif
 		fi;
-		rec = NOBODY;
-		mark = false
+		rec = NONE;
+		recMarkedStale = false
 	}
 
-Bid: /* Step 3: Store.Begin. What was heard before counts no more: the store is asked. */
+Acquire: /* Step 3: driver.Store.Acquire. Earlier announcements no longer count: the store is asked. */
 	atomic {
 		if
-		:: phase[me] == leased /* the second step of AskOnce */
+		:: phase[me] == leased /* the second step of Mode Try */
 		:: else ->
-			at = noted(n);
+			epochRead = epochOf(n);
 			if
-			:: once && lease == NOBODY -> /* its first step, SET NX: all but one of a fleet leave here */
+			:: tryMode && lease == NONE -> /* its first step, SET NX: all nodes but one leave here */
 				takeLease(me);
 				phase[me] = leased;
-				goto Bid /* ends the atomic: anything may come between */
-			:: once && lease != NOBODY && lease != BACKOFF && !unwanted[me] -> once = false /* AskLeft: somebody has joined */
-			:: once && (lease == BACKOFF || lease != NOBODY && unwanted[me]) -> finish(); goto end_over
-			:: !once
+				goto Acquire /* ends the atomic: anything may happen in between */
+			:: tryMode && lease != NONE && lease != BACKOFF && !background[me] -> tryMode = false /* a caller joined: Wait */
+			:: tryMode && (lease == BACKOFF || lease != NONE && background[me]) -> endFlight(); goto end_over
+			:: !tryMode
 			fi
 		fi;
 		phase[me] = idle;
-		/* begin.lua: the second look; the lease with the right to store, or the mark that somebody waits. */
+		/* acquire.lua: compare the value; take lease and claim, or note with '+' that this flight waits. */
 		if
-		:: otherThan(seen) ->
-			rec = value; mark = marked;
+		:: changed(seen) ->
+			rec = value; recMarkedStale = markedStale;
 			if
 			:: lease == me ->
 				freeLease();
-#ifndef SILENT_GIVE_BACK
-				announce(released, NOBODY, NOBODY)
+#ifndef SILENT_CHANGED
+				announce(released, NONE, NONE)
 #endif
 			:: else
 			fi;
-			goto Take
-		:: !otherThan(seen) && lease == BACKOFF -> finish(); goto end_over /* with the error that was left there */
-		:: !otherThan(seen) && lease != BACKOFF && heldFrom(me) ->
-			awaiting = true;
+			goto Serve
+		:: !changed(seen) && lease == BACKOFF -> endFlight(); goto end_over /* with the error that the failed load left */
+		:: !changed(seen) && lease != BACKOFF && heldByAnother(me) ->
+			leaseAwaited = true;
 			if
-			:: unwanted[me] -> finish(); goto end_over /* others do what a refresh would do */
-			:: !unwanted[me] && once -> once = false; goto Bid /* AskLeft: somebody has joined */
-			:: !unwanted[me] && !once
+			:: background[me] -> endFlight(); goto end_over /* another node already refreshes the key */
+			:: !background[me] && tryMode -> tryMode = false; goto Acquire /* Mode Wait: a caller has joined */
+			:: !background[me] && !tryMode
 			fi;
 #ifndef FAULTS
-			assert(phase[lease] != loading || claim == lease); /* nobody waits for a load that cannot be stored any more */
+			assert(phase[lease] != loading || claim == lease); /* no flight waits for a load that can no longer be stored */
 #endif
-			lostTo[me] = lease;
+			holder[me] = lease;
 			waits[me] = true
-		:: !otherThan(seen) && lease != BACKOFF && !heldFrom(me) ->
-			takeBoth(me);
+		:: !changed(seen) && lease != BACKOFF && !heldByAnother(me) ->
+			acquireBoth(me);
 			goto Load
 		fi
 	}
 
-Await: /* The announcement, or the end of the lease, whichever is first. */
+Wait: /* The announcement, or the end of the lease, whichever is first. */
 	atomic {
 		if
-		:: heard[me] != 0 ->
-			yes = awaited(heardFrom[me]); /* Loader.react */
+		:: announced[me] != 0 ->
+			ok = fromHolder(announcedToken[me]); /* onAnnouncement */
 			if
-#ifndef BIG
-			:: heard[me] == filled && yes ->
-				rec = heardFrom[me];
-				woken();
-				goto Take
+#ifndef LARGE
+			:: announced[me] == filled && ok ->
+				rec = announcedToken[me];
+				stopWaiting();
+				goto Serve
 #endif
-			:: heard[me] == failed && yes -> /* with its error */
-				finish();
+			:: announced[me] == failed && ok -> /* with its error */
+				endFlight();
 				goto end_over
 			:: else
 			fi;
 			if
-			:: heard[me] == filled -> woken(); goto Look
-			:: else -> woken(); goto Bid
+			:: announced[me] == filled -> stopWaiting(); goto LookUp
+			:: else -> stopWaiting(); goto Acquire
 			fi
-		:: overdue[me] -> woken(); goto Bid
-		:: unheard(n) && !overdue[me] && lease != lostTo[me] ->
-			assert(false) /* asleep beside a lease that was freed: nothing but the timer would wake it */
+		:: overdue[me] -> stopWaiting(); goto Acquire
+		:: nothingAnnounced(n) && !overdue[me] && lease != holder[me] ->
+			assert(false) /* asleep while the lease is free: only the timer would wake it */
 #ifdef LOSSY
-		:: link[n] != whole && lease != lostTo[me] -> woken(); goto Bid /* the timer */
+		:: subscription[n] != connected && lease != holder[me] -> stopWaiting(); goto Acquire /* the timer */
 #endif
 		fi
 	}
@@ -572,24 +578,24 @@ Await: /* The announcement, or the end of the lease, whichever is first. */
 Load: /* Step 4: the load runs. */
 	do
 #ifndef CYCLES
-	:: atomic { renews(me) -> takeLease(me) } /* Renew: renew.lua. Nothing has a length here: all that counts is that it creates none */
+	:: atomic { renewable(me) -> takeLease(me) } /* renew.lua. What counts here: it creates no lease */
 #endif
 	:: atomic { /* Step 5: publish.lua. */
-		publish(me, seen, yes);
+		publish(me, seen, ok);
 		break }
 #ifdef FAILS
-	:: atomic { fail(me, yes); finish(); goto end_over }    /* Step 6: fail.lua. */
-	:: atomic { release(me, yes); finish(); goto end_over } /* the last caller has left */
+	:: atomic { fail(me, ok); endFlight(); goto end_over }    /* Step 6: fail.lua. */
+	:: atomic { release(me, ok); endFlight(); goto end_over } /* the last caller has left */
 #endif
 	od;
 
 	atomic { /* The reply to Publish is in hand. */
 		if
-		:: yes -> keep(n, me, false, at)
-		:: else /* what was refused is not for L1 either */
+		:: ok -> putL1(n, me, false, epochRead)
+		:: else /* a rejected record does not enter L1 either */
 		fi;
-		assert(saw[me] >= wants[me]); /* G2: nobody has joined who may not have this value */
-		finish()
+		assert(saw[me] >= wants[me]); /* G2: every caller that has joined may have this value */
+		endFlight()
 	}
 	}
 #ifdef DEATH
@@ -600,24 +606,24 @@ end_over:
 	false
 }
 
-/* ---- A write to the database, then Invalidate or Expire: Loader.voidAll. ---- */
+/* ---- A write to the database, then Invalidate or Expire. ---- */
 
-proctype Void(byte n)
+proctype Invalidate(byte n)
 {
 	byte version;
 	{
 #ifdef DROP_BEFORE_SCRIPT
-	atomic { drop(n) };
+	atomic { dropLocal(n) };
 #endif
 	atomic {
-		db++; /* The write: as late as it can, so that every load that began before the script has seen less. */
+		db++; /* The write is as late as possible: every load that began before the script has read an older version. */
 		version = db;
-		voidKey(n, version)
+		invalidateKey(n, version)
 	}
 	atomic {
 #ifndef DROP_BEFORE_SCRIPT
-#ifndef WAIT_FOR_OWN_PUSH
-		drop(n); /* the store comes first: a read that begins between the two would bring the old value back */
+#ifndef WAIT_FOR_OWN_ANNOUNCEMENT
+		dropLocal(n); /* the store comes first: a read that begins between the two steps would bring the old value back */
 #endif
 #endif
 		promise(n, version) /* Invalidate returns */
@@ -628,9 +634,9 @@ proctype Void(byte n)
 #endif
 }
 
-/* ---- What a node hears: Loader.hear. ---- */
+/* ---- What a node does with announcements. ---- */
 
-proctype Listen(byte n)
+proctype Subscription(byte n)
 {
 	mtype kind;
 	byte token, replaced;
@@ -638,69 +644,69 @@ end:
 	do
 	:: atomic { inbox[n]?kind, token, replaced ->
 		if
-		:: kind == voided ->
-#ifdef WAIT_FOR_OWN_PUSH
-			drop(n);
+		:: kind == invalidated ->
+#ifdef WAIT_FOR_OWN_ANNOUNCEMENT
+			dropLocal(n);
 			promise(n, replaced);
 #else
 			if
-			:: token != n -> drop(n); promise(n, replaced)
-			:: else /* our own: Invalidate carries it out before it returns */
+			:: token != n -> dropLocal(n); promise(n, replaced)
+			:: else /* our own: Invalidate does it before it returns */
 			fi;
 #endif
-			token = NOBODY
+			token = NONE
 		:: kind == filled && valid(n) && l1[n] != token ->
-			/* Loader.replace: only over the very record that was replaced, and with that one's epoch. */
+			/* L1 takes the record only over the one that it replaced, and with the epoch of that entry. */
 			if
 #ifdef FILL_OVER_ANY
-			:: true -> put(n, token, false, l1at[n])
+			:: true -> put(n, token, false, l1Epoch[n])
 #else
-#ifndef BIG
-			:: l1[n] == replaced -> put(n, token, false, l1at[n])
+#ifndef LARGE
+			:: l1[n] == replaced -> put(n, token, false, l1Epoch[n])
 #endif
 #endif
-			:: else -> l1old[n] = true
+			:: else -> l1Superseded[n] = true
 			fi
 #ifdef FILL_OVER_ANY
 		:: kind == filled && !valid(n) -> put(n, token, false, epoch[n])
 #endif
 		:: else
 		fi;
-		tell(n, kind, token);
+		notify(n, kind, token);
 		kind = 0; token = 0; replaced = 0
 		}
 #ifdef LOSSY
-	/* The break, the moment when the node hears of it, and the return. */
-	:: atomic { breaks > 0 && link[n] == whole && open[n] > 0 ->
+	/* The break, the moment at which the node notices it, and the return. */
+	:: atomic { breaks > 0 && subscription[n] == connected && openGets[n] > 0 ->
 		breaks--;
 		do :: nempty(inbox[n]) -> inbox[n]?_, _, _ :: empty(inbox[n]) -> break od;
-		link[n] = broken }
-	:: atomic { link[n] == broken ->
-		link[n] = down;
+		subscription[n] = broken }
+	:: atomic { subscription[n] == broken ->
+		subscription[n] = down;
 #ifndef BREAK_KEEPS_EPOCH
-		raise(n)
+		raiseEpoch(n)
 #endif
 		}
-	:: atomic { link[n] == down ->
-		link[n] = whole;
+	:: atomic { subscription[n] == down ->
+		subscription[n] = connected;
 #ifndef BREAK_KEEPS_EPOCH
 #ifndef RETURN_KEEPS_EPOCH
-		raise(n);
+		raiseEpoch(n);
 #endif
 #endif
-		promisedL1[n] = gone; /* what was missed counts as heard, by L1 */
-		promise(n, gone);     /* and by later Gets */
+		promisedL1[n] = invalidBelow; /* from now on, missed invalidations bind L1 */
+		promise(n, invalidBelow);     /* and later Gets */
 #ifndef RETURN_KEEPS_FLIGHT
-		flying[n] = NOBODY;
+		flight[n] = NONE;
 #endif
-		tell(n, up, NOBODY) } /* whoever waits may have missed what it waits for */
+		notify(n, subscribed, NONE) } /* a waiting flight may have missed its announcement */
 #endif
 	od
 }
 
 /* ---- Time. ---- */
 
-/* The holder renews in time, and is not paused for longer than a lease: nothing but FAULTS ends such a lease. */
+/* The holder renews in time, and no pause is longer than a lease. Only FAULTS ends such a lease. */
 #ifdef FAULTS
 #define renewed(token) false
 #else
@@ -714,23 +720,24 @@ proctype Time()
 #endif
 end:
 	do
-	:: atomic { lease != NOBODY && lease != BACKOFF && !renewed(lease) ->
+	:: atomic { lease != NONE && lease != BACKOFF && !renewed(lease) ->
 		i = 1;
 		do
 		:: i <= GETS ->
-			if :: waits[i] && lostTo[i] == lease -> overdue[i] = true :: else fi;
+			if :: waits[i] && holder[i] == lease -> overdue[i] = true :: else fi;
 			i++
 		:: else -> i = 0; break
 		od;
 		freeLease() }
-	:: atomic { lease == BACKOFF -> lease = NOBODY; resting = false }
+	:: atomic { lease == BACKOFF -> lease = NONE; backingOff = false }
 #ifdef FAULTS
-	:: atomic { claim != NOBODY -> claim = NOBODY }
+	:: atomic { claim != NONE -> claim = NONE }
 #endif
 #ifdef TTL
-	:: atomic { ages > 0 && value != NOBODY && !aged[value] -> ages--; aged[value] = true; due = true }
-	:: atomic { ages > 0 && claim != NOBODY && !aged[claim] -> ages--; aged[claim] = true; due = true } /* a load longer than TTL */
-	:: atomic { value != NOBODY && aged[value] -> value = NOBODY; marked = false }  /* Redis deletes it */
+	:: atomic { ages > 0 && value != NONE && !aged[value] -> ages--; aged[value] = true; due = true }
+	:: atomic { ages > 0 && claim != NONE && !aged[claim] -> /* a load longer than TTL */
+		ages--; aged[claim] = true; due = true }
+	:: atomic { value != NONE && aged[value] -> value = NONE; markedStale = false }  /* Redis deletes it */
 #endif
 	od
 }
@@ -740,7 +747,7 @@ inline dies(n)
 {
 	atomic {
 		dead[n] = true;
-		if :: claim != NOBODY && node(claim) == n -> due = true :: else fi
+		if :: claim != NONE && node(claim) == n -> due = true :: else fi
 	}
 }
 
@@ -758,14 +765,14 @@ init
 {
 	byte k;
 	atomic {
-		for (k : 0 .. NODES - 1) { run Listen(k) }
+		for (k : 0 .. NODES - 1) { run Subscription(k) }
 		run Time();
 		k = 0;
-		do :: k < VOIDS -> run Void((k + AT) % NODES); k++ :: else -> break od;
+		do :: k < INVALIDATIONS -> run Invalidate((k + AT) % NODES); k++ :: else -> break od;
 #ifdef DEATH
 		run Death();
 #endif
-		for (k : 1 .. GETS) { open[node(k)]++; run Get(k) }
+		for (k : 1 .. GETS) { openGets[node(k)]++; run Get(k) }
 		k = 0
 	}
 }

@@ -1,5 +1,5 @@
-// The quickstart program runs the same traffic against three nodes without refill and three nodes with it, through an expiry,
-// a slow database and a failing one, and prints what happened. It needs nothing but Go:
+// The quickstart program runs the same traffic against three nodes without refill and three nodes with it, through an
+// expiry, a slow database and a failing one. It prints what happened. It needs nothing but Go:
 //
 //	go run ./examples/quickstart
 //
@@ -31,7 +31,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second Ctrl-C ends it at once
-	logging.Disable()            // go-redis: what goes wrong here is said by run
+	logging.Disable()            // go-redis: run returns what goes wrong here
 	var err error
 	if flag.NArg() > 0 {
 		err = fmt.Errorf("unexpected argument %q; -h shows the flags", flag.Arg(0))
@@ -44,12 +44,12 @@ func main() {
 	}
 }
 
-// size says how much of everything there is: the test takes less.
+// size says how large the scenes are. The test runs smaller ones.
 type size struct {
 	requests int           // per scene and fleet
 	ttl      time.Duration // stands for the minutes of your own cache
-	query    time.Duration // what a query takes
-	slow     time.Duration // what it takes when the database is slow
+	query    time.Duration // of a query
+	slow     time.Duration // of a query when the database is slow
 	outage   time.Duration // how long the database fails
 }
 
@@ -58,10 +58,10 @@ var full = size{
 	outage: 2 * time.Second,
 }
 
-// fleetSize is how many nodes stand behind the load balancer that fire plays.
+// fleetSize is how many nodes are behind the load balancer that fire plays.
 const fleetSize = 3
 
-// fleet is some nodes that do the same work in the same way.
+// fleet is a group of nodes that do the same work in the same way.
 type fleet struct {
 	name   string
 	urls   []string
@@ -99,7 +99,8 @@ func run(ctx context.Context, out io.Writer, redisAddr, dsn string, s size) (rep
 		}
 		reports = append(reports, r)
 	}
-	fmt.Fprintf(out, "That took %.1f s. The lines to copy are in examples/quickstart/node.go.\n", time.Since(began).Seconds())
+	fmt.Fprintf(out, "That took %.1f s. The lines to copy are in examples/quickstart/node.go.\n",
+		time.Since(began).Seconds())
 	return reports, nil
 }
 
@@ -116,7 +117,7 @@ func (d *demo) start(ctx context.Context, redisAddr, dsn string) error {
 	}
 	db, database, err := openDatabase(dsn)
 	if err != nil {
-		return fmt.Errorf("the DSN is of no use: %w", err)
+		return fmt.Errorf("cannot use the DSN: %w", err)
 	}
 	d.database = database
 	d.atEnd(db.Close)
@@ -146,9 +147,9 @@ func (d *demo) start(ctx context.Context, redisAddr, dsn string) error {
 			return err
 		}
 	}
-	d.atEnd(func() error { return d.gone(context.WithoutCancel(ctx)) }) // a Redis of yours is left as it was
+	d.atEnd(func() error { return d.gone(context.WithoutCancel(ctx)) }) // leaves a Redis of yours as it was
 	fmt.Fprintf(d.out, "%d nodes without refill, %d with it; Redis at %s, %s. The same traffic for both.\n"+
-		"Answers are fresh, stale (old, while it is loaded anew), or waited for the database.\n\n",
+		"Answers are fresh, stale (the old value), or waited for the database.\n\n",
 		fleetSize, fleetSize, redisAddr, db.DriverName())
 	return nil
 }
@@ -178,7 +179,7 @@ func (d *demo) serve(f *fleet, node http.Handler) error {
 
 func (d *demo) atEnd(f func() error) { d.closeLast = append(d.closeLast, f) }
 
-// pause sleeps, or returns ctx's error when that ends first.
+// pause sleeps for d. It returns ctx's error if ctx ends first.
 func pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -23,7 +23,7 @@ type product struct {
 	Cents int    `db:"cents" json:"cents"`
 }
 
-// loadProduct reads a product from the database. The nodes without refill call the very same function.
+// loadProduct reads a product from the database. The nodes without refill call the same function.
 func loadProduct(ctx context.Context, db *sqlx.DB, id string) (p product, err error) {
 	err = db.GetContext(ctx, &p, db.Rebind(`SELECT id, name, cents FROM refill_quickstart WHERE id = ?`), id)
 	if errors.Is(err, sql.ErrNoRows) {
@@ -54,15 +54,15 @@ func (n *node) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	answer(w, p, err)
 }
 
-// answer writes what a Get returned.
+// answer writes what a Get returned. The text of an error names keys, nodes and SQL, so visitors do not get it.
 func answer(w http.ResponseWriter, p product, err error) {
 	switch {
 	case errors.Is(err, refill.ErrNotFound):
-		http.Error(w, err.Error(), http.StatusNotFound)
+		http.Error(w, "not found", http.StatusNotFound)
 	case err != nil:
-		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		http.Error(w, "try again later", http.StatusServiceUnavailable)
 	default:
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(p) // fails when the client has gone: nobody is left to tell
+		_ = json.NewEncoder(w).Encode(p) // an error means that the client has gone
 	}
 }

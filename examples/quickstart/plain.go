@@ -10,8 +10,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// plainNode is a node without refill: the cache-aside that everybody writes. It is correct, and it is the stampede: from
-// the moment the entry expires until the first query has come back, every request runs a query of its own.
+// plainNode is a node without refill: the usual cache-aside code. It is correct, and it stampedes: from the moment when
+// the entry expires until the first query returns, every request runs a query of its own.
 type plainNode struct {
 	rdb   redis.UniversalClient
 	db    *sqlx.DB

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// The story that the program tells has to be true on every run: here on smaller scenes, with the race detector in CI.
+// What the program claims must be true on every run. Here it runs with smaller scenes, with the race detector in CI.
 func TestStory(t *testing.T) {
 	before := runtime.NumGoroutine()
 	s := size{
@@ -43,13 +43,14 @@ func TestStory(t *testing.T) {
 		}
 	}
 	if r := scenes[0][1]; r.stale == 0 || r.waited > 0 {
-		t.Errorf("expiry: %d stale, %d waited; want all at once", r.stale, r.waited)
+		t.Errorf("expiry: %d stale, %d waited; want all answered at once", r.stale, r.waited)
 	}
 	if r := scenes[1][1]; r.waited == 0 || r.stale > 0 {
 		t.Errorf("no entry: %d waited, %d stale; there is nothing stale", r.waited, r.stale)
 	}
 	if r := scenes[2]; r[0].failed != r[0].requests || r[1].stale != r[1].requests {
-		t.Errorf("failure: %d of %d failed without, %d of %d stale with", r[0].failed, r[0].requests, r[1].stale, r[1].requests)
+		t.Errorf("failure: %d of %d failed without, %d of %d stale with",
+			r[0].failed, r[0].requests, r[1].stale, r[1].requests)
 	}
 	for deadline := time.Now().Add(2 * time.Second); runtime.NumGoroutine() > before; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {

@@ -12,7 +12,7 @@ type scene struct {
 	prepare func(context.Context) error
 	query   time.Duration // what a query takes
 	down    bool          // the database fails
-	over    time.Duration // over which the requests are spread; 0 = all at once
+	over    time.Duration // the time over which the requests are spread; 0 = all at once
 	moral   func(without, with report) string
 }
 
@@ -22,16 +22,16 @@ func (d *demo) scenes() []scene {
 		prepare: d.expired,
 		query:   d.query,
 		moral: func(without, with report) string {
-			return fmt.Sprintf("%d database queries without, %d with: one caller of one node asks, the others get the old value meanwhile.",
-				without.queries, with.queries)
+			return fmt.Sprintf("%d database queries without, %d with: one caller on one node runs the query, the others "+
+				"get the old value.", without.queries, with.queries)
 		},
 	}, {
 		title:   fmt.Sprintf("No entry at all and a slow database: %v a query, %d at a time", d.slow, poolSize),
 		prepare: d.gone,
 		query:   d.slow,
 		moral: func(without, with report) string {
-			return fmt.Sprintf("%d queries without, queueing for the database; %d with: %d callers on %d nodes waited for it.",
-				without.queries, with.queries, with.waited, fleetSize)
+			return fmt.Sprintf("%d queries without, which queue for the database; %d with: %d callers on %d nodes waited "+
+				"for it.", without.queries, with.queries, with.waited, fleetSize)
 		},
 	}, {
 		title:   fmt.Sprintf("The entry expires and the database fails: %d requests within %v", d.requests, d.outage),
@@ -40,15 +40,15 @@ func (d *demo) scenes() []scene {
 		down:    true,
 		over:    d.outage,
 		moral: func(without, with report) string {
-			return fmt.Sprintf("%d visitors saw an error without, %d with; %d queries without, %d with: it probes once per second.",
-				without.failed, with.failed, without.queries, with.queries)
+			return fmt.Sprintf("%d visitors saw an error without, %d with; %d queries without, %d with: refill probes once "+
+				"per second.", without.failed, with.failed, without.queries, with.queries)
 		},
 	}}
 }
 
 const heading = "                   requests  db queries  failed   fresh  stale  waited       p50       p99"
 
-// play sets the scene and lets the same traffic loose on both fleets, one after the other.
+// play sets the scene and runs the same traffic against both fleets, one after the other.
 func (d *demo) play(ctx context.Context, number int, s scene) (reports [2]report, err error) {
 	fmt.Fprintf(d.out, "%d. %s\n", number, s.title)
 	if err := s.prepare(ctx); err != nil {
@@ -74,16 +74,16 @@ func (d *demo) play(ctx context.Context, number int, s scene) (reports [2]report
 
 const settle = 150 * time.Millisecond
 
-// measure counts what a volley does to a fleet.
+// measure sends a volley of requests to a fleet and counts what happens.
 func (d *demo) measure(ctx context.Context, f *fleet, over time.Duration) report {
 	r := fire(ctx, d.client, f.urls, d.requests, over)
-	_ = pause(ctx, settle) // a refresh goes on behind the answers: its query counts, too
+	_ = pause(ctx, settle) // a refresh outlasts the answers: its query counts as well
 	r.queries = d.database.queries.Swap(0)
 	r.fresh, r.stale, r.waited = f.tally.fresh.Swap(0), f.tally.stale.Swap(0), f.tally.waited.Swap(0)
 	return r
 }
 
-// check finds out whether the numbers are what the program has come to show.
+// check returns an error if the numbers are not what the program claims to show.
 func (s *scene) check(without, with report) error {
 	switch {
 	case with.failed > 0:
@@ -96,7 +96,7 @@ func (s *scene) check(without, with report) error {
 	return nil
 }
 
-// expired leaves an entry in both caches that is past its TTL; on its way it opens all connections.
+// expired leaves an entry in both caches that is past its TTL. It also opens all connections.
 func (d *demo) expired(ctx context.Context) error {
 	for _, f := range d.fleets {
 		d.measure(ctx, f, 0)
@@ -104,7 +104,7 @@ func (d *demo) expired(ctx context.Context) error {
 	return pause(ctx, d.ttl)
 }
 
-// gone leaves nothing in the caches.
+// gone empties the caches.
 func (d *demo) gone(ctx context.Context) error {
 	for _, f := range d.fleets {
 		if err := f.forget(ctx); err != nil {

@@ -15,19 +15,20 @@ import (
 // tally counts how the requests of a fleet were answered.
 type tally struct{ fresh, stale, waited atomic.Int64 }
 
-// onEvent is Config.OnEvent: one event of the first group per Get. Get's errors are counted by the client.
+// onEvent is Config.OnEvent. It counts Gets by outcome: each Get is one event, and no other event has an outcome. The
+// client counts the errors.
 func (t *tally) onEvent(e refill.Event) {
-	switch e.Kind {
-	case refill.EventHit, refill.EventShared: // from memory, or from Redis
+	switch e.Outcome {
+	case refill.OutcomeHit, refill.OutcomeShared: // from memory, or from Redis
 		t.fresh.Add(1)
-	case refill.EventStale, refill.EventStaleOnError:
+	case refill.OutcomeStale, refill.OutcomeStaleOnError:
 		t.stale.Add(1)
-	case refill.EventLed, refill.EventJoined, refill.EventWaited: // for the database: own load, a neighbour's, another node's
+	case refill.OutcomeLoaded, refill.OutcomeCoalesced, refill.OutcomeLoadedElsewhere: // waited for the database
 		t.waited.Add(1)
 	}
 }
 
-// report is what a volley of requests has met.
+// report is the result of a volley of requests.
 type report struct {
 	requests, failed, queries, fresh, stale, waited int64
 	p50, p99                                        time.Duration
@@ -41,7 +42,7 @@ func fire(ctx context.Context, client *http.Client, urls []string, n int, over t
 	began := time.Now()
 	for i := range n {
 		all.Go(func() {
-			// Measured from when the request was due, so that what queues in this program counts, too.
+			// Measured from when the request was due, so that what queues in this program also counts.
 			due := began.Add(over * time.Duration(i) / time.Duration(n))
 			if pause(ctx, time.Until(due)) != nil || !ok(ctx, client, urls[i%len(urls)]) {
 				failed.Add(1)

@@ -17,35 +17,36 @@ import (
 	"time"
 )
 
-// What tells a test binary that it is a child, and of whom.
+// The environment variables that make a test binary a child: the name of its function, and its arguments.
 const (
 	envChild = "REFILL_REALTEST_CHILD"
 	envArgs  = "REFILL_REALTEST_ARGS"
 )
 
-// linesAhead is how many lines of a child may wait to be read; at one more the child waits.
+// linesAhead is how many lines of a child may wait to be read. A child that writes more has to wait.
 const linesAhead = 4096
 
 var (
-	children = map[string]ChildFunc{} // written before Main, only read after
+	children = map[string]ChildFunc{} // written before Main, only read afterwards
 	mainRuns bool                     // Main was called in this process
 )
 
-// ChildFunc is what a child process does. args is what StartChild was given, as JSON. Every value given to out is one
-// that [Proc.Next] returns; out is for one goroutine at a time. ctx ends when the test asks for it with [Proc.Stop] or
-// is gone; a function that does not return within 5 s after that is ended. An error is printed, and makes the process
-// end with status 1.
+// ChildFunc is what a child process does. args is the argument of StartChild, as JSON. [Proc.Next] returns every value
+// that is written to out; out is for one goroutine at a time. ctx ends when the test calls [Proc.Stop] or has ended. If
+// the function does not return within 5 s after that, the process exits. An error is printed, and the process exits
+// with status 1.
 type ChildFunc func(ctx context.Context, args json.RawMessage, out *json.Encoder) error
 
 // Child registers fn under a name. Call it from an init function, or before [Main].
 func Child(name string, fn ChildFunc) {
 	if children[name] != nil {
-		panic("realtest: two children are called " + name)
+		panic("realtest: two children have the name " + name)
 	}
 	children[name] = fn
 }
 
-// Main is what TestMain calls. In a child process it runs the child's function, elsewhere the tests; it does not return.
+// Main is called by TestMain. In a child process it runs the function of the child, otherwise the tests. It does not
+// return.
 func Main(m interface{ Run() int }) {
 	mainRuns = true
 	if name := os.Getenv(envChild); name != "" {
@@ -54,22 +55,22 @@ func Main(m interface{ Run() int }) {
 	os.Exit(m.Run())
 }
 
-// runChild runs the function called name and returns the status to end with.
+// runChild runs the function with this name and returns the exit status.
 func runChild(name string) int {
-	flag.Parse() // testing.Short and its like panic without
+	flag.Parse() // testing.Short and others panic without it
 	out := json.NewEncoder(os.Stdout)
-	os.Stdout = os.Stderr // a stray print must not get between the lines
+	os.Stdout = os.Stderr // a stray print must not mix with the lines
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin) // ends with Stop, or with the test binary
 		cancel()
 		time.Sleep(5 * time.Second)
-		fmt.Fprintf(os.Stderr, "realtest: the child %s does not heed its context\n", name)
+		fmt.Fprintf(os.Stderr, "realtest: the child %s did not return after its context had ended\n", name)
 		os.Exit(2)
 	}()
 	fn := children[name]
 	if fn == nil {
-		fmt.Fprintf(os.Stderr, "realtest: no child is called %s\n", name)
+		fmt.Fprintf(os.Stderr, "realtest: there is no child with the name %s\n", name)
 		return 2
 	}
 	if err := fn(ctx, json.RawMessage(os.Getenv(envArgs)), out); err != nil {
@@ -85,12 +86,12 @@ type Proc struct {
 
 	lines  chan json.RawMessage // closed at the end of the child's output
 	stdin  io.Closer            // closing it ends the child's context
-	stderr string               // file with what it printed
-	judged bool                 // how it ended is known to the test, or the test's own doing
+	stderr string               // the file with what it printed
+	judged bool                 // the test knows how it ended, or killed it
 }
 
-// StartChild starts the function registered under name in a process of its own. args is given to it as JSON, 100 KB at
-// most. The child is killed at the end of the test; one that failed by itself before, or has found a data race, fails
+// StartChild starts the function registered under name in its own process. The function receives args as JSON, at most
+// 100 KB. The child is killed at the end of the test. A child that has failed before, or has found a data race, fails
 // the test.
 func StartChild(t testing.TB, name string, args any) *Proc {
 	t.Helper()
@@ -111,15 +112,15 @@ func StartChild(t testing.TB, name string, args any) *Proc {
 
 // start runs the test binary as a child.
 func (p *Proc) start(t testing.TB, name, args string) error {
-	cmd := exec.Command(os.Args[0], "-test.run=^$") // runs no test, should Main be missing after all
+	cmd := exec.Command(os.Args[0], "-test.run=^$") // runs no test if Main is not called after all
 	cmd.Env = append(os.Environ(), envChild+"="+name, envArgs+"="+args,
-		"GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0") // else the race detector takes a second to exit
+		"GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0") // without it the race detector takes a second to exit
 	stderr, err := os.Create(p.stderr)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = stderr.Close() }()
-	// Pipes of our own: those of exec.Cmd are closed at the end of the process, with lines still in them.
+	// Our own pipes: exec.Cmd closes its pipes at the end of the process, while they still hold lines.
 	in, stdin, err := os.Pipe()
 	if err != nil {
 		return err
@@ -139,28 +140,29 @@ func (p *Proc) start(t testing.TB, name, args string) error {
 	return nil
 }
 
-// read passes the child's lines on, to the end of its output.
+// read passes on the lines of the child, until its output ends.
 func (p *Proc) read(stdout io.ReadCloser) {
 	defer func() { _ = stdout.Close() }()
 	defer close(p.lines)
 	for dec := json.NewDecoder(stdout); ; {
 		var line json.RawMessage
 		if dec.Decode(&line) != nil {
-			return // the end, or a line cut short by Kill
+			return // the end, or a line that Kill has cut short
 		}
 		p.lines <- line
 	}
 }
 
-// Next decodes the child's next line into v, and fails the test if none comes.
+// Next decodes the next line of the child into v, and fails the test if there is none.
 func (p *Proc) Next(v any) {
 	p.t.Helper()
 	if !p.NextWithin(v, waitLimit) {
-		p.t.Fatalf("realtest: the child %s says nothing more\n%s", p.name, p.printed())
+		p.t.Fatalf("realtest: the child %s wrote no further line\n%s", p.name, p.printed())
 	}
 }
 
-// NextWithin decodes the child's next line into v; false if none comes in d or the child's output has ended.
+// NextWithin decodes the next line of the child into v. It returns false if none comes within d or the output has
+// ended.
 func (p *Proc) NextWithin(v any, d time.Duration) bool {
 	p.t.Helper()
 	timer := time.NewTimer(d)
@@ -171,7 +173,7 @@ func (p *Proc) NextWithin(v any, d time.Duration) bool {
 			return false
 		}
 		if err := json.Unmarshal(line, v); err != nil {
-			p.t.Fatalf("realtest: the child %s says %s: %v", p.name, line, err)
+			p.t.Fatalf("realtest: the child %s wrote %s: %v", p.name, line, err)
 		}
 		return true
 	case <-timer.C:
@@ -179,21 +181,21 @@ func (p *Proc) NextWithin(v any, d time.Duration) bool {
 	}
 }
 
-// Stop ends the child's context and waits until it has ended; it returns what [Proc.Wait] does.
+// Stop ends the context of the child and waits until the child has ended. It returns the same as [Proc.Wait].
 func (p *Proc) Stop() error {
 	p.t.Helper()
 	_ = p.stdin.Close()
 	return p.Wait()
 }
 
-// Wait waits until the child has ended by itself, and returns an error if it failed, with what it printed.
-// Lines that nobody has read are still there for Next.
+// Wait waits until the child has ended by itself. If the child failed, the error contains what it printed. Next still
+// returns lines that have not been read.
 func (p *Proc) Wait() error {
 	p.t.Helper()
 	select {
 	case <-p.ended:
 	case <-time.After(waitLimit):
-		p.t.Fatalf("realtest: the child %s does not end\n%s", p.name, p.printed())
+		p.t.Fatalf("realtest: the child %s did not end\n%s", p.name, p.printed())
 	}
 	p.judged = true
 	if p.err != nil {
@@ -202,14 +204,14 @@ func (p *Proc) Wait() error {
 	return nil
 }
 
-// Kill ends the child as kill -9 does and returns when it is gone.
+// Kill kills the child with SIGKILL and returns when it has ended.
 func (p *Proc) Kill() {
 	p.t.Helper()
 	p.judged = p.judged || !p.gone()
 	p.Process.Kill()
 }
 
-// cleanup ends the child and reports what nobody has looked at.
+// cleanup kills the child and reports failures that the test has not seen.
 func (p *Proc) cleanup() {
 	p.Kill()
 	_ = p.stdin.Close()
@@ -225,7 +227,7 @@ func (p *Proc) cleanup() {
 	}
 }
 
-// printed is what the child printed, but for its lines.
+// printed is what the child printed, without its lines.
 func (p *Proc) printed() string {
 	text, err := os.ReadFile(p.stderr)
 	if err != nil {

@@ -18,7 +18,7 @@ func init() {
 	Child("echo", echo)
 	Child("count", count)
 	Child("fail", func(context.Context, json.RawMessage, *json.Encoder) error {
-		fmt.Println("a stray print") // must not get between the lines
+		fmt.Println("a stray print") // must not mix with the lines
 		return errors.New("it went wrong")
 	})
 	Child("race", func(_ context.Context, _ json.RawMessage, out *json.Encoder) error {
@@ -28,7 +28,7 @@ func init() {
 	Child("parent", parent)
 }
 
-// echo says its arguments, and goodbye at the end.
+// echo writes its arguments, and "goodbye" at the end.
 func echo(ctx context.Context, args json.RawMessage, out *json.Encoder) error {
 	if err := out.Encode(args); err != nil {
 		return err
@@ -37,7 +37,7 @@ func echo(ctx context.Context, args json.RawMessage, out *json.Encoder) error {
 	return out.Encode("goodbye")
 }
 
-// count counts until it is ended.
+// count counts until its context ends.
 func count(ctx context.Context, _ json.RawMessage, out *json.Encoder) error {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
@@ -53,7 +53,7 @@ func count(ctx context.Context, _ json.RawMessage, out *json.Encoder) error {
 	}
 }
 
-// parent starts a process of its own and says which.
+// parent starts a process and writes its pid.
 func parent(ctx context.Context, _ json.RawMessage, out *json.Encoder) error {
 	p, err := launch(&fakeT{}, "sleep", exec.Command("sleep", "600"))
 	if err != nil {
@@ -73,7 +73,7 @@ func TestChildTakesArgumentsAndStops(t *testing.T) {
 	child := StartChild(t, "echo", point{1, 2})
 	var got point
 	if child.Next(&got); got != (point{1, 2}) {
-		t.Errorf("the child was given %v", got)
+		t.Errorf("the child received %v", got)
 	}
 	if child.Pid() == os.Getpid() {
 		t.Error("the child runs in this process")
@@ -83,10 +83,10 @@ func TestChildTakesArgumentsAndStops(t *testing.T) {
 	}
 	var word string
 	if child.Next(&word); word != "goodbye" {
-		t.Errorf("the child's last word is %q", word)
+		t.Errorf("the last line of the child is %q", word)
 	}
 	if child.NextWithin(&word, time.Minute) {
-		t.Errorf("a child that has ended says %q", word)
+		t.Errorf("a child that had ended wrote %q", word)
 	}
 }
 
@@ -95,33 +95,33 @@ func TestChildFreezeThawKill(t *testing.T) {
 	var n int
 	child.Next(&n)
 	child.Freeze()
-	for child.NextWithin(&n, 50*time.Millisecond) { // what it said before
+	for child.NextWithin(&n, 50*time.Millisecond) { // what it wrote before
 	}
 	frozen := n
 	child.Thaw()
 	if child.Next(&n); n != frozen+1 {
-		t.Errorf("frozen at %d, it goes on with %d", frozen, n)
+		t.Errorf("frozen at %d, the child continued with %d", frozen, n)
 	}
 	child.Freeze()
 	child.Kill()
 	for child.NextWithin(&n, time.Minute) {
 	}
 	if n > frozen+10_000 {
-		t.Errorf("a killed child counts on: %d", n)
+		t.Errorf("a killed child kept counting: %d", n)
 	}
 	if err := child.Wait(); err == nil {
-		t.Error("a killed child ended well")
+		t.Error("Wait returns no error for a killed child")
 	}
 }
 
 func TestChildErrorReachesTheTest(t *testing.T) {
 	err := StartChild(t, "fail", nil).Wait()
 	if err == nil || !strings.Contains(err.Error(), "it went wrong") || !strings.Contains(err.Error(), "a stray print") {
-		t.Errorf("Wait says %v", err)
+		t.Errorf("Wait returns %v", err)
 	}
 }
 
-// tempT is a fakeT that lends the folders of a real test.
+// tempT is a fakeT with the temporary folders of a real test.
 func tempT(t *testing.T) *fakeT { return &fakeT{TB: t} }
 
 func TestChildTroubleFailsTheTest(t *testing.T) {
@@ -131,14 +131,14 @@ func TestChildTroubleFailsTheTest(t *testing.T) {
 	}{
 		"an unread error": {func(t testing.TB) { <-StartChild(t, "fail", nil).ended }, "it went wrong"},
 		"a race":          {func(t testing.TB) { _ = StartChild(t, "race", nil).Wait() }, "a data race in the child"},
-		"silence":         {func(t testing.TB) { StartChild(t, "fail", nil).Next(new(int)) }, "says nothing more"},
-		"foreign words":   {func(t testing.TB) { StartChild(t, "race", nil).Next(new(int)) }, `says "raced"`},
-		"an unknown name": {func(t testing.TB) { StartChild(t, "nobody", nil) }, "TestMain has to call"},
+		"no line":         {func(t testing.TB) { StartChild(t, "fail", nil).Next(new(int)) }, "wrote no further line"},
+		"another type":    {func(t testing.TB) { StartChild(t, "race", nil).Next(new(int)) }, `wrote "raced"`},
+		"an unknown name": {func(t testing.TB) { StartChild(t, "unregistered", nil) }, "TestMain has to call"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := tempT(t)
-			if f.run(test.run); !f.failed || !strings.Contains(f.said.String(), test.want) {
-				t.Errorf("failed %v, said %q", f.failed, f.said.String())
+			if f.run(test.run); !f.failed || !strings.Contains(f.log.String(), test.want) {
+				t.Errorf("failed %v, logged %q", f.failed, f.log.String())
 			}
 		})
 	}
@@ -152,11 +152,11 @@ func TestGrandchildDiesWithChild(t *testing.T) {
 	var pid int
 	child.Next(&pid)
 	child.Kill()
-	ended := func() bool { // nobody may have waited for it: then it is a zombie
+	ended := func() bool { // without a parent that waits for it, it may be a zombie
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		return err != nil || strings.Contains(string(stat), ") Z ")
 	}
 	if !eventually(ended) {
-		t.Errorf("pid %d outlives its parent", pid)
+		t.Errorf("pid %d outlived its parent", pid)
 	}
 }

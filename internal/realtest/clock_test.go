@@ -11,13 +11,14 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/refill-go/refill"
+	"github.com/refill-go/refill/driver"
 	"github.com/refill-go/refill/internal/realtest"
 )
 
-// This file sets the wall clock of Redis. A process written in Go cannot be given a wrong clock from outside, but nodes
-// whose clocks are an hour off are the same thing seen from the other side: what counts is how far the two differ.
+// This file sets the wall clock of Redis. The clock of a Go process cannot be changed from outside. But only the
+// difference between the clocks of Redis and of the node counts, so this also covers nodes with a wrong clock.
 
-// timeOf is what a server takes for the time.
+// timeOf is the time of a server.
 func timeOf(t *testing.T, r *realtest.Redis) time.Time {
 	t.Helper()
 	c := redis.NewClient(&redis.Options{Addr: r.Addr()})
@@ -32,11 +33,11 @@ func timeOf(t *testing.T, r *realtest.Redis) time.Time {
 func clockIs(t *testing.T, r *realtest.Redis, off time.Duration) {
 	t.Helper()
 	if wrong := time.Until(timeOf(t, r)) - off; wrong.Abs() > 10*time.Second {
-		t.Fatalf("the server's clock is %v off what it was set to", wrong)
+		t.Fatalf("the server's clock differs by %v from what it was set to", wrong)
 	}
 }
 
-// Nodes whose wall clocks are an hour off: ages and freshness are right on each, and there is one load per expiry.
+// The wall clocks of the nodes are an hour off. Ages and freshness are right on each, and there is one load per expiry.
 func TestNodesAnHourOff(t *testing.T) {
 	for _, off := range []time.Duration{time.Hour, -time.Hour} {
 		t.Run(fmt.Sprint(off), func(t *testing.T) {
@@ -48,8 +49,8 @@ func TestNodesAnHourOff(t *testing.T) {
 			f.oneLoadPerExpiry("hot", ttl, f.base, 5)
 			for _, n := range f.nodes {
 				r, err := n.GetResult(context.Background(), "long")
-				if truth := time.Since(f.bornOf(r.Value)); err != nil || (r.Age-truth).Abs() > 250*time.Millisecond {
-					t.Errorf("%s: age %v, in truth %v, %v", n.name, r.Age, truth, err)
+				if age := time.Since(f.readAt(r.Value)); err != nil || (r.Age-age).Abs() > 250*time.Millisecond {
+					t.Errorf("%s: age %v, want %v (%v)", n.name, r.Age, age, err)
 				}
 			}
 			f.invalidateReachesAll("long")
@@ -59,8 +60,8 @@ func TestNodesAnHourOff(t *testing.T) {
 	}
 }
 
-// The clock is set by an hour under traffic, as by a first NTP answer. Nothing is served past its bound, no Get fails or
-// hangs; each node may load once more until it knows, then all is as before.
+// The clock is set by an hour under traffic, as by a first NTP reply. No value is served past its bound, and no Get
+// fails or hangs. Each node may load once more until it knows the new time. Then everything is as before.
 func TestClockIsSetUnderTraffic(t *testing.T) {
 	for _, by := range []time.Duration{time.Hour, -time.Hour} {
 		t.Run(fmt.Sprint(by), func(t *testing.T) {
@@ -78,7 +79,7 @@ func TestClockIsSetUnderTraffic(t *testing.T) {
 			n := len(f.loadsOf("hot", set)) - len(f.loadsOf("hot", settled))
 			t.Logf("result: %d loads in the %v after the clock was set", n, settled.Sub(set))
 			if n > 4+2*len(f.nodes) {
-				t.Errorf("%d loads: more than two extra ones per node", n)
+				t.Errorf("%d loads, want at most two extra loads per node", n)
 			}
 			tr.end()
 			f.close(server)
@@ -86,8 +87,9 @@ func TestClockIsSetUnderTraffic(t *testing.T) {
 	}
 }
 
-// What was loaded before the clock is set back must not live an hour longer: neither in the L1 of a node that learns the
-// new time from the load of another key, nor in Redis, which keeps it an hour longer, for a node that never read it.
+// A value that was loaded before the clock is set back must not live an hour longer. That holds for the L1 of a node
+// that learns the new time from the load of another key. It also holds for a node that never read the value, although
+// Redis keeps it an hour longer.
 func TestClockSetBackEndsValues(t *testing.T) {
 	server, clock := realtest.StartRedisWithClock(t, 0)
 	const ttl = time.Second
@@ -100,28 +102,28 @@ func TestClockSetBackEndsValues(t *testing.T) {
 	}
 	clock.Set(-time.Hour)
 	for _, n := range f.nodes {
-		if _, err := n.Get(ctx, "teacher-of-"+n.name); err != nil { // its claim tells the time
+		if _, err := n.Get(ctx, "new-time-of-"+n.name); err != nil { // the reply to Acquire has the new time
 			t.Fatal(err)
 		}
 		if off := time.Until(n.store.Now()) + time.Hour; off.Abs() > 10*time.Second {
-			t.Fatalf("%s's idea of the time is %v off", n.name, off)
+			t.Fatalf("%s: the time of Redis is estimated wrong by %v", n.name, off)
 		}
 	}
-	dead := f.loadsOf("shared", f.base)[0].began.Add(ttl + ageSlack)
-	eventually(t, "the values are past their time", func() bool { return time.Now().After(dead) })
-	if left := (&goredisServer{server}).do(t, "pttl", stored("shared")).(int64); left < time.Minute.Milliseconds() {
-		t.Fatalf("Redis keeps the old value for %d ms more: this test shows nothing", left)
+	end := f.loadsOf("shared", f.base)[0].began.Add(ttl + ageSlack)
+	eventually(t, "the values have expired", func() bool { return time.Now().After(end) })
+	if left := (&goredisServer{server}).do(t, "pttl", redisKey("shared")).(int64); left < time.Minute.Milliseconds() {
+		t.Fatalf("Redis keeps the old value for only %d ms: this test proves nothing", left)
 	}
 	for key, n := range map[string]*farmNode{"local": a, "shared": b} {
-		value, err := n.Get(ctx, key) // the shortest way: GetResult looks closer
-		if age := time.Since(f.bornOf(value)); err != nil || age > ttl {
+		value, err := n.Get(ctx, key) // the shortest path: GetResult checks more
+		if age := time.Since(f.readAt(value)); err != nil || age > ttl {
 			t.Errorf("%s: %q was served at an age of %v, at a TTL of %v (%v)", n.name, key, age, ttl, err)
 		}
 	}
 }
 
-// A holder that died, and a back-off, just before the clock is set back: Redis keeps both an hour longer. Neither may keep a
-// key from being loaded.
+// A holder dies, and a back-off begins, just before the clock is set back. Redis keeps both an hour longer. Neither may
+// prevent a load of the key.
 func TestClockSetBackFreesLeases(t *testing.T) {
 	server, clock := realtest.StartRedisWithClock(t, 0)
 	f := newFarm(t, 1, overOne(server), refill.Config{TTL: time.Minute})
@@ -129,21 +131,21 @@ func TestClockSetBackFreesLeases(t *testing.T) {
 	const lockTTL, errorTTL = time.Second, time.Second // the defaults
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Second)
 	defer cancel()
-	for key, token := range map[string]string{"farm:dead": "dead#1", "farm:failed": "dead#2"} {
-		b := refill.Bid{Key: key, Token: token, LeaseTTL: lockTTL, ClaimTTL: time.Minute, Ask: refill.AskLeft}
-		if r, err := n.store.Begin(ctx, b); err != nil || r.State != refill.BeginTaken {
+	for key, token := range map[string]string{"farm:left": "other#1", "farm:failed": "other#2"} {
+		b := driver.AcquireRequest{Key: key, Token: token, LeaseTTL: lockTTL, ClaimTTL: time.Minute, Mode: driver.Wait}
+		if r, err := n.store.Acquire(ctx, b); err != nil || r.State != driver.Acquired {
 			t.Fatal(r, err)
 		}
 	}
-	if err := n.store.Fail(ctx, "farm:failed", "dead#2", `{"text":"boom"}`, errorTTL); err != nil {
+	if err := n.store.Fail(ctx, "farm:failed", "other#2", `{"text":"boom"}`, errorTTL); err != nil {
 		t.Fatal(err)
 	}
 	began := time.Now()
 	clock.Set(-time.Hour)
-	if _, err := n.Get(ctx, "dead"); err != nil {
+	if _, err := n.Get(ctx, "left"); err != nil {
 		t.Errorf("%v after the death of the holder: %v", time.Since(began), err)
 	}
-	eventually(t, "the back-off is over", func() bool { return time.Since(began) > errorTTL })
+	eventually(t, "the back-off has ended", func() bool { return time.Since(began) > errorTTL })
 	if _, err := n.Get(context.Background(), "failed"); err != nil {
 		t.Errorf("%v after the failure: %v", time.Since(began), err)
 	}

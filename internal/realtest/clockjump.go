@@ -11,13 +11,13 @@ import (
 	"time"
 )
 
-// WallClock is the wall clock of one server, which a test can set. Its monotonic clock runs on as it should.
+// WallClock is the wall clock of one server. A test can set it. The monotonic clock of the server is not changed.
 type WallClock struct {
 	t    testing.TB
-	file *os.File // holds the offset; the server has it mapped
+	file *os.File // holds the offset; the server maps it into memory
 }
 
-// clockShim is loaded into the server in front of libc. The system call itself goes past libc and past the vDSO.
+// clockShim is loaded into the server before libc. The system call itself bypasses libc and the vDSO.
 const clockShim = `
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -61,8 +61,8 @@ time_t time(time_t *t) {
 }
 `
 
-// StartRedisWithClock is [StartRedis] with a wall clock of the server's own, off by so much from the start. It needs gcc:
-// where that is missing the test is skipped, or fails with REFILL_NO_SKIP=1.
+// StartRedisWithClock is [StartRedis] with a separate wall clock for the server, which differs by off from the start.
+// It needs gcc: without it the test is skipped, or fails with REFILL_NO_SKIP=1.
 func StartRedisWithClock(t testing.TB, off time.Duration, args ...string) (*Redis, *WallClock) {
 	t.Helper()
 	gcc, dir := program(t, "gcc"), t.TempDir()
@@ -83,7 +83,8 @@ func StartRedisWithClock(t testing.TB, off time.Duration, args ...string) (*Redi
 	return startRedis(t, []string{"LD_PRELOAD=" + shim, "REFILL_REALTEST_CLOCK=" + clock}, args), c
 }
 
-// Set puts the server's wall clock off this machine's by so many whole seconds, at once. A server that is restarted keeps it.
+// Set makes the wall clock of the server differ from this machine's by off, in whole seconds, at once. Restart keeps
+// it.
 func (c *WallClock) Set(off time.Duration) {
 	c.t.Helper()
 	seconds := binary.NativeEndian.AppendUint64(nil, uint64(int64(off/time.Second)))

@@ -1,16 +1,15 @@
-// Package realtest starts real servers and real processes for tests, and harms them on purpose. It is a module of its
-// own, so that nothing that only tests need reaches the go.mod of a user: a test that needs a real server lives in this
-// module (or in examples/, bench/), never in the root module, which does not require it.
+// Package realtest starts real servers and real processes for tests, and injects faults. It is a separate module, so
+// that no dependency of a test reaches the go.mod of a user. A test that needs a real server belongs to this module (or
+// to examples/ or bench/), never to the root module, which does not require this one.
 //
 // # A server
 //
-// [StartRedis] starts a redis-server of its own for one test, empty, on a free port of the loopback, and ends it with
-// the test:
+// [StartRedis] starts an empty redis-server for one test, on a free port of the loopback, and ends it with the test:
 //
 //	server := realtest.StartRedis(t, "--maxmemory", "2mb") // further arguments go to redis-server
 //	rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
 //
-//	server.Freeze() // SIGSTOP: connections stay, nothing answers (a partition, as the client sees it)
+//	server.Freeze() // SIGSTOP: connections stay open, nothing answers (to the client, a partition)
 //	server.Thaw()
 //	server.Kill()    // kill -9: connections are refused
 //	server.Restart() // the same port, empty
@@ -20,13 +19,12 @@
 //	calls := server.Commandstats(t) // calls["set"], calls["evalsha"], …
 //
 // # Servers that replace each other
-//
-// [StartSentinel] starts a master and two replicas behind three sentinels, in half a second; [StartCluster] a Redis Cluster, in
-// two. They know who is master, and change it:
+// [StartSentinel] starts a master and two replicas behind three sentinels, in half a second. [StartCluster] starts a
+// Redis Cluster, in two seconds. They know the current master, and can replace it:
 //
 //	s := realtest.StartSentinel(t)
 //	rdb := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: s.MasterName(), SentinelAddrs: s.Addrs()})
-//	s.CutReplicas() // what the master takes from now on is lost with it
+//	s.CutReplicas() // what is written to the master from now on is lost with it
 //	old := s.KillMaster()
 //	s.ThawReplicas()
 //	next := s.NextMaster(old)
@@ -35,25 +33,25 @@
 //	c := realtest.StartCluster(t, 3, 1) // three masters with one replica each
 //	rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs()})
 //	master := c.NodeFor("some key")
-//	m := c.OpenSlot(c.Slot("some key"), c.NodeFor("another")) // keys are ASKed for, and several at once TRYAGAIN
+//	m := c.OpenSlot(c.Slot("some key"), c.NodeFor("another")) // ASK for single keys, TRYAGAIN for several
 //	m.Finish()
 //	master.Kill()
 //	next := c.NextMaster("some key", master)
 //
-// On Linux [StartRedisWithClock] starts one server whose wall clock the test sets.
+// On Linux [StartRedisWithClock] starts one server whose wall clock the test can set.
 //
-// Where redis-server is missing the test is skipped; with REFILL_NO_SKIP=1, as in CI, it fails.
+// If redis-server is missing, the test is skipped. With REFILL_NO_SKIP=1, as in CI, it fails.
 //
 // # Other processes
 //
-// A promise about many nodes is tested with many processes: the test binary starts itself again and runs one function
-// there. Functions are registered before [Main] runs, which takes the place of m.Run:
+// A promise about many nodes is tested with many processes. The test binary starts itself again and runs one function
+// in the new process. Functions are registered before [Main] runs, which replaces m.Run:
 //
 //	func init() { realtest.Child("node", node) }
 //
 //	func TestMain(m *testing.M) { realtest.Main(m) }
 //
-//	// node runs in a process of its own. ctx ends when the test calls Stop, or is gone.
+//	// node runs in its own process. ctx ends when the test calls Stop, or has ended.
 //	func node(ctx context.Context, args json.RawMessage, out *json.Encoder) error {
 //		var addr string
 //		if err := json.Unmarshal(args, &addr); err != nil {
@@ -65,31 +63,32 @@
 //	func TestFrozenNode(t *testing.T) {
 //		child := realtest.StartChild(t, "node", server.Addr())
 //		var e event
-//		child.Next(&e)  // the next line; fails the test when none comes
+//		child.Next(&e)  // the next line; fails the test if there is none
 //		child.Freeze()  // Thaw, Kill, Pid: as for a server
 //		child.Thaw()
 //		err := child.Stop() // ends its ctx and waits; Wait only waits
 //	}
 //
-// What a child prints elsewhere is shown when the test fails; a data race in a child fails the test of its parent.
+// What a child prints to stderr or stdout is shown if the test fails. A data race in a child fails the test of its
+// parent.
 //
-// # The network between
+// # The network
 //
-// A [Proxy] stands between a client and a server and harms what passes; Heal ends the harm:
+// A [Proxy] stands between a client and a server and injects faults. Heal ends them:
 //
 //	proxy := realtest.StartProxy(t, server.Addr()) // clients use proxy.Addr()
-//	lost := proxy.LoseReply("set")                 // the next SET is carried out, its reply is lost: the connection is cut
+//	lost := proxy.LoseReply("set")                 // the next SET is executed, its reply is lost: the connection is cut
 //	<-lost
-//	proxy.Delay(20 * time.Millisecond) // each reply comes so much later
-//	proxy.LoseMessages("RN1 ")         // what the server says with this in it is dropped, silently
-//	cut := proxy.CutReply("RF1", 20)   // the next thing said with this in it is cut after 20 bytes
-//	proxy.BlackHole()                  // nothing passes any more, nothing is cut
-//	proxy.Reset()                      // cut all connections, let new ones in
+//	proxy.Delay(20 * time.Millisecond) // each reply arrives so much later
+//	proxy.LoseMessages("RN1 ")         // messages that contain this are dropped, silently
+//	cut := proxy.CutReply("RF1", 20)   // the next reply that contains this is cut after 20 bytes
+//	proxy.BlackHole()                  // nothing passes, no connection is cut
+//	proxy.Reset()                      // cut all connections, accept new ones
 //	proxy.Refuse()                     // cut all connections, refuse new ones
 //	proxy.Heal()
 //
 // # Rules
 //
-// No test sleeps for a fixed time: it waits for what it needs to see, with a limit. Only processes started here are
-// signalled, by their id. Methods that can fail a test are called from the goroutine of that test.
+// No test sleeps for a fixed time: it waits until a condition holds, with a limit. Only processes that were started
+// here are signalled, by their id. Methods that can fail a test are called from the goroutine of that test.
 package realtest

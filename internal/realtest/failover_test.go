@@ -22,22 +22,22 @@ import (
 	"github.com/refill-go/refill/internal/realtest"
 )
 
-// This file harms the servers under Loaders: masters that are replaced, slots that move, replicas, restarts, stalls. A
-// server that is replaced may have acknowledged writes that its successor never saw. So two nodes may hold one lease;
-// the promise is that this costs a load, and never a newer value.
+// This file injects faults into the servers under Loaders: masters that are replaced, slots that move, replicas,
+// restarts, stalls. A server that is replaced may have acknowledged writes that its successor never received. So two
+// nodes may hold one lease. The promise is that this costs a load, and never a newer value.
 
-// A farm is some nodes of a fleet in this process, each with a client of its own, and the database that they load from.
+// A farm is several nodes in this process, each with its own client, and the database that they load from.
 type farm struct {
 	t       testing.TB
 	base    time.Time
-	version atomic.Int64  // what stands in the database, for every key
-	took    time.Duration // by a load
+	version atomic.Int64  // the content of the database, for every key
+	took    time.Duration // the length of a load
 	nodes   []*farmNode
-	// hold, if set, is called within a load that has read its version, and may wait.
-	hold func(n *farmNode, key string)
+	// duringLoad, if set, is called in a load after it has read the version. It may wait.
+	duringLoad func(n *farmNode, key string)
 
 	mu    sync.Mutex // guards all below
-	loads []farmLoad // in the order of their beginnings
+	loads []farmLoad // sorted by began
 }
 
 // farmLoad is one load. ended is zero while it runs.
@@ -54,27 +54,32 @@ type farmNode struct {
 	store *goredis.Store
 	cfg   refill.Config
 
-	mu     sync.Mutex // guards all below
-	events map[refill.EventKind]int
-	errors map[string][]time.Time // by key: when the store did not answer
-	up     bool                   // announcements are heard
-	texts  []string
+	mu         sync.Mutex // guards all below
+	events     map[refill.EventKind]int
+	errors     map[string][]time.Time // by key: when the store did not answer
+	subscribed bool
+	warnings   []string
 }
 
-// longTTL is that of keys that begin with "long": only a push, or a voiding, replaces them within a test.
+// longTTL is the TTL of keys that begin with "long": within a test only an invalidation replaces their values.
 const longTTL = time.Minute
 
-// newFarm makes n nodes and waits until each hears announcements. At the end they have to close without complaint.
+// newFarm makes n nodes and waits until each has subscribed. At the end their Close must return no error.
 func newFarm(t testing.TB, n int, open func() redis.UniversalClient, cfg refill.Config) *farm {
 	t.Helper()
 	f := &farm{t: t, base: time.Now(), took: 20 * time.Millisecond}
 	f.version.Store(1)
 	for i := range n {
-		node := &farmNode{name: string(rune('A' + i)), rdb: open(), cfg: cfg, events: map[refill.EventKind]int{}, errors: map[string][]time.Time{}}
+		node := &farmNode{
+			name: string(rune('A' + i)), rdb: open(), cfg: cfg,
+			events: map[refill.EventKind]int{}, errors: map[string][]time.Time{},
+		}
 		t.Cleanup(func() { _ = node.rdb.Close() })
 		node.store = goredis.New(node.rdb)
-		cfg.Shared, cfg.OnEvent, cfg.Jitter = node.store, node.see, -1
-		l, err := refill.New("farm", func(ctx context.Context, key string) (string, error) { return f.load(ctx, node, key) }, cfg)
+		cfg.Shared, cfg.OnEvent, cfg.Jitter = node.store, node.onEvent, -1
+		l, err := refill.New("farm", func(ctx context.Context, key string) (string, error) {
+			return f.load(ctx, node, key)
+		}, cfg)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -86,11 +91,11 @@ func newFarm(t testing.TB, n int, open func() redis.UniversalClient, cfg refill.
 		node.Loader = l
 		f.nodes = append(f.nodes, node)
 	}
-	eventually(t, "all nodes hear announcements", f.hears)
+	eventually(t, "all nodes have subscribed", f.allSubscribed)
 	return f
 }
 
-// load answers with the version that the database has, and when that was read.
+// load returns the version that the database has, and when it was read.
 func (f *farm) load(ctx context.Context, n *farmNode, key string) (string, error) {
 	f.mu.Lock()
 	i, began := len(f.loads), time.Now()
@@ -105,8 +110,8 @@ func (f *farm) load(ctx context.Context, n *farmNode, key string) (string, error
 		refill.FillFrom(ctx).SetTTL(longTTL)
 	}
 	value := fmt.Sprintf("%s v%d %d", key, f.version.Load(), began.Sub(f.base))
-	if f.hold != nil {
-		f.hold(n, key)
+	if f.duringLoad != nil {
+		f.duringLoad(n, key)
 	}
 	select {
 	case <-time.After(f.took):
@@ -116,15 +121,15 @@ func (f *farm) load(ctx context.Context, n *farmNode, key string) (string, error
 	return value, nil
 }
 
-// versionOf and bornOf take a value apart.
+// versionOf is the version in a value; readAt is when the load read it.
 func versionOf(value string) string { return strings.Split(value+"  ", " ")[1] }
 
-func (f *farm) bornOf(value string) time.Time {
+func (f *farm) readAt(value string) time.Time {
 	n, _ := strconv.ParseInt(strings.Split(value+"  ", " ")[2], 10, 64)
 	return f.base.Add(time.Duration(n))
 }
 
-func (n *farmNode) see(e refill.Event) {
+func (n *farmNode) onEvent(e refill.Event) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.events[e.Kind]++
@@ -132,35 +137,35 @@ func (n *farmNode) see(e refill.Event) {
 	case refill.EventStoreError:
 		n.errors[e.Key] = append(n.errors[e.Key], time.Now())
 	case refill.EventStoreUp:
-		n.up = true
+		n.subscribed = true
 	case refill.EventStoreDown:
-		n.up = false
-	case refill.EventStoreDoubt:
-		n.texts = append(n.texts, e.Err.Error())
-	case refill.EventVoidRetried:
+		n.subscribed = false
+	case refill.EventStoreWarning:
+		n.warnings = append(n.warnings, e.Err.Error())
+	case refill.EventInvalidateRetried:
 		if e.Err != nil {
-			n.texts = append(n.texts, e.Err.Error())
+			n.warnings = append(n.warnings, e.Err.Error())
 		}
 	}
 }
 
-func (n *farmNode) saw(kind refill.EventKind) int {
+func (n *farmNode) count(kind refill.EventKind) int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.events[kind]
 }
 
-func (n *farmNode) hears() bool {
+func (n *farmNode) isSubscribed() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.up
+	return n.subscribed
 }
 
-func (f *farm) hears() bool {
-	return !slices.ContainsFunc(f.nodes, func(n *farmNode) bool { return !n.hears() })
+func (f *farm) allSubscribed() bool {
+	return !slices.ContainsFunc(f.nodes, func(n *farmNode) bool { return !n.isSubscribed() })
 }
 
-// loadsOf are the loads of a key that began after a moment.
+// loadsOf are the loads of a key that began after this time.
 func (f *farm) loadsOf(key string, after time.Time) (of []farmLoad) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -184,7 +189,7 @@ func (f *farm) running(n *farmNode) (count int) {
 	return count
 }
 
-// mostAtOnce is the largest number of loads that one node had at one time.
+// mostAtOnce is the largest number of loads that one node ran at the same time.
 func (f *farm) mostAtOnce() (most int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -200,9 +205,9 @@ func (f *farm) mostAtOnce() (most int) {
 	return most
 }
 
-// led leaves out loads that a node began for itself alone, because the store did not answer in time: that is what it has to
-// do then, and on a busy machine it may happen to a healthy store.
-func led(loads []farmLoad) []farmLoad {
+// withLease removes loads that a node began without a lease because the store did not answer in time. A node must load
+// then, and on a busy machine it may happen with a healthy store.
+func withLease(loads []farmLoad) []farmLoad {
 	return slices.DeleteFunc(slices.Clone(loads), func(x farmLoad) bool {
 		x.node.mu.Lock()
 		defer x.node.mu.Unlock()
@@ -212,24 +217,25 @@ func led(loads []farmLoad) []farmLoad {
 	})
 }
 
-// oneLoadPerExpiry waits for further loads of a key, and fails the test if two of them overlap or are closer than a TTL.
+// oneLoadPerExpiry waits for n loads of a key, and fails the test if two of them overlap or the second begins within
+// the TTL.
 func (f *farm) oneLoadPerExpiry(key string, ttl time.Duration, after time.Time, n int) {
 	f.t.Helper()
 	var loads []farmLoad
-	eventually(f.t, fmt.Sprintf("%q has been loaded %d times more", key, n), func() bool {
-		loads = led(f.loadsOf(key, after))
+	eventually(f.t, fmt.Sprintf("%q has been loaded %d more times", key, n), func() bool {
+		loads = withLease(f.loadsOf(key, after))
 		return len(loads) >= n && !loads[n-1].ended.IsZero()
 	})
 	for i := 1; i < n; i++ {
-		// TTL counts from the claim, a moment before the load begins; a busy machine makes it a long one.
+		// TTL counts from the claim, which is taken a moment before the load begins, or longer on a busy machine.
 		if gap := loads[i].began.Sub(loads[i-1].began); gap < ttl-ttl/4 || loads[i].began.Before(loads[i-1].ended) {
-			f.t.Errorf("%q: load %d by %s began %v after load %d by %s, at a TTL of %v",
+			f.t.Errorf("%q: load %d of node %s began %v after load %d of node %s, at a TTL of %v",
 				key, i, loads[i].node.name, gap, i-1, loads[i-1].node.name, ttl)
 		}
 	}
 }
 
-// traffic is many Gets, on all nodes, without end.
+// traffic calls Get on all nodes until end.
 type traffic struct {
 	f    *farm
 	stop context.CancelFunc
@@ -239,29 +245,29 @@ type traffic struct {
 	mu       sync.Mutex // guards all below
 	longest  time.Duration
 	oldest   time.Duration // beyond TTL and StaleFor
-	complain []string      // the first few
-	bad      int
-	outcomes map[refill.EventKind]int
+	failures []string      // the first few
+	failed   int
+	outcomes map[refill.Outcome]int
 }
 
-// startTraffic lets one caller per node and key Get. A Get that fails or is answered by what is too old is a complaint.
+// startTraffic starts one caller per node and key. A Get that returns an error or a value that is too old is a failure.
 func (f *farm) startTraffic(keys ...string) *traffic {
 	ctx, stop := context.WithCancel(context.Background())
-	tr := &traffic{f: f, stop: stop, outcomes: map[refill.EventKind]int{}}
+	tr := &traffic{f: f, stop: stop, outcomes: map[refill.Outcome]int{}}
 	for _, n := range f.nodes {
 		for _, key := range keys {
 			tr.wg.Go(func() {
 				for ctx.Err() == nil {
 					tr.get(n, key)
 					select {
-					case <-time.After(2 * time.Millisecond): // the pace of a caller
+					case <-time.After(2 * time.Millisecond): // between two Gets of a caller
 					case <-ctx.Done():
 					}
 				}
 			})
 		}
 	}
-	f.t.Cleanup(func() { // should the test end before end
+	f.t.Cleanup(func() { // if the test ends without a call of end
 		stop()
 		tr.wg.Wait()
 	})
@@ -285,38 +291,41 @@ func (tr *traffic) get(n *farmNode, key string) {
 	tr.outcomes[r.Outcome]++
 	at := asked.Sub(tr.f.base).Round(time.Millisecond)
 	if err != nil {
-		tr.complainOf("at %v %s: %s: %v after %v", at, n.name, key, err, took)
+		tr.fail("at %v %s: %s: %v after %v", at, n.name, key, err, took)
 		return
 	}
-	// Taken before the Get, so that a busy machine makes nobody look older. Who waited for a load gets it whatever its age.
-	if old := asked.Sub(tr.f.bornOf(r.Value)) - limit; old > ageSlack && !waitedFor(r.Outcome) {
+	// The age at the begin of the Get, so that a slow Get on a busy machine does not count. A caller that waited for a
+	// load gets its value at any age.
+	if old := asked.Sub(tr.f.readAt(r.Value)) - limit; old > ageSlack && !waitedFor(r.Outcome) {
 		tr.oldest = max(tr.oldest, old)
-		tr.complainOf("at %v %s: %s (%v) is %v older than it may be", at, n.name, r.Value, r.Outcome, old)
+		tr.fail("at %v %s: %s (%v) is %v older than allowed", at, n.name, r.Value, r.Outcome, old)
 	}
 }
 
-// ageSlack is for the tick of the coarse clock, and a goroutine that was not scheduled in between.
+// ageSlack allows for the tick of the coarse clock, and for a goroutine that is not scheduled at once.
 const ageSlack = 100 * time.Millisecond
 
-func waitedFor(how refill.EventKind) bool {
-	return how == refill.EventLed || how == refill.EventJoined || how == refill.EventWaited
+func waitedFor(o refill.Outcome) bool {
+	return o == refill.OutcomeLoaded || o == refill.OutcomeCoalesced || o == refill.OutcomeLoadedElsewhere
 }
 
-// complainOf is called with mu held.
-func (tr *traffic) complainOf(format string, args ...any) {
-	if tr.bad++; len(tr.complain) < 5 {
-		tr.complain = append(tr.complain, fmt.Sprintf(format, args...))
+// fail is called with mu held.
+func (tr *traffic) fail(format string, args ...any) {
+	if tr.failed++; len(tr.failures) < 5 {
+		tr.failures = append(tr.failures, fmt.Sprintf(format, args...))
 	}
 }
 
-// more waits until every caller has had the time for some more Gets.
-func (tr *traffic) more() {
+// waitForGets waits for 100 more Gets per node.
+func (tr *traffic) waitForGets() {
 	tr.f.t.Helper()
 	before := tr.gets.Load()
-	eventually(tr.f.t, "there were more Gets", func() bool { return tr.gets.Load() > before+int64(100*len(tr.f.nodes)) })
+	eventually(tr.f.t, "more Gets have returned", func() bool {
+		return tr.gets.Load() > before+int64(100*len(tr.f.nodes))
+	})
 }
 
-// end stops the traffic, and fails the test if there were complaints.
+// end stops the traffic, and fails the test if a Get failed.
 func (tr *traffic) end() {
 	tr.f.t.Helper()
 	tr.stop()
@@ -324,12 +333,12 @@ func (tr *traffic) end() {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
 	tr.f.t.Logf("%d Gets, longest %v, %v", tr.gets.Load(), tr.longest.Round(time.Millisecond), tr.outcomes)
-	if tr.bad > 0 {
-		tr.f.t.Errorf("%d of %d Gets:\n%s", tr.bad, tr.gets.Load(), strings.Join(tr.complain, "\n"))
+	if tr.failed > 0 {
+		tr.f.t.Errorf("%d of %d Gets failed:\n%s", tr.failed, tr.gets.Load(), strings.Join(tr.failures, "\n"))
 	}
 }
 
-// invalidateReachesAll changes the database and invalidates a long key at one node. The L1 of the others must hear of it.
+// invalidateReachesAll changes the database and invalidates a long key on one node. The L1 of all nodes must follow.
 func (f *farm) invalidateReachesAll(key string) {
 	f.t.Helper()
 	want, began := fmt.Sprint("v", f.version.Add(1)), time.Now()
@@ -342,10 +351,10 @@ func (f *farm) invalidateReachesAll(key string) {
 			return err == nil && versionOf(value) == want
 		})
 	}
-	f.t.Logf("an Invalidate was everywhere after %v", time.Since(began).Round(time.Millisecond))
+	f.t.Logf("an Invalidate reached all nodes after %v", time.Since(began).Round(time.Millisecond))
 }
 
-// writable waits until every node's client is at servers that take writes.
+// writable waits until every node's client is connected to servers that accept writes.
 func (f *farm) writable() {
 	f.t.Helper()
 	for _, n := range f.nodes {
@@ -357,7 +366,7 @@ func (f *farm) writable() {
 	}
 }
 
-// close ends the nodes, after which no server may have a subscriber.
+// close closes the nodes. After that no server may have a subscriber.
 func (f *farm) close(servers ...*realtest.Redis) {
 	f.t.Helper()
 	for _, n := range f.nodes {
@@ -394,16 +403,16 @@ func overOne(r *realtest.Redis) func() redis.UniversalClient {
 	}
 }
 
-// stored is the name under which a value stands in Redis.
-func stored(key string) string { return goredisPrefix("refill").key("farm:"+key, "") }
+// redisKey is the Redis key of a value.
+func redisKey(key string) string { return goredisPrefix("refill").key("farm:"+key, "") }
 
-// gate lets loads of one node and key wait for the test.
+// gate makes loads wait for the test, by node and key.
 type gate struct {
 	mu    sync.Mutex
 	gates map[string]chan struct{}
 }
 
-// shut makes the loads of this node and key wait; it is called before they begin.
+// shut makes the loads of this node and these keys wait. It is called before they begin.
 func (g *gate) shut(n *farmNode, keys ...string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -426,22 +435,22 @@ func (g *gate) open(n *farmNode, key string) {
 func (g *gate) openAll() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for name, wait := range g.gates {
-		close(wait)
+	for name, opened := range g.gates {
+		close(opened)
 		delete(g.gates, name)
 	}
 }
 
-func (g *gate) hold(n *farmNode, key string) {
+func (g *gate) wait(n *farmNode, key string) {
 	g.mu.Lock()
-	wait := g.gates[n.name+key]
+	opened := g.gates[n.name+key]
 	g.mu.Unlock()
-	if wait != nil {
-		<-wait
+	if opened != nil {
+		<-opened
 	}
 }
 
-// getters Get in the background. What each got is there for got.
+// getters call Get in the background. got checks what one of them received.
 type getters struct {
 	t       testing.TB
 	answers map[string]chan string
@@ -469,21 +478,21 @@ func (g *getters) got(n *farmNode, key, version string) {
 	select {
 	case value := <-g.answers[n.name+key]:
 		if versionOf(value) != version {
-			g.t.Errorf("%s waited for %q and got %q, want %s", n.name, key, value, version)
+			g.t.Errorf("%s: Get(%q) returned %q, want %s", n.name, key, value, version)
 		}
 	case <-time.After(10 * time.Second):
-		g.t.Errorf("%s waits for %q", n.name, key)
+		g.t.Errorf("%s: Get(%q) did not return", n.name, key)
 	}
 }
 
-// A lease and a claim that die with their master. B gets them again from the next one while A, who has lost nothing as far
-// as it knows, still loads. Whoever publishes in whatever order: A's value, which is older, is never stored.
+// A lease and a claim are lost together with their master. B acquires them from the next master while A, which does not
+// know of the loss, is still loading. A's value, which is older, is never stored, in whatever order A and B publish.
 func TestFailoverTwoHolders(t *testing.T) {
 	s := realtest.StartSentinel(t)
 	f := newFarm(t, 3, overSentinel(s), refill.Config{TTL: time.Minute, LoadTimeout: 30 * time.Second})
 	a, b, c := f.nodes[0], f.nodes[1], f.nodes[2]
 	var gates gate
-	f.hold = gates.hold
+	f.duringLoad = gates.wait
 	t.Cleanup(gates.openAll)
 	get := getters{t: t}
 	before, after := []string{"before-1", "before-2", "before-3"}, []string{"after-1", "after-2", "after-3"}
@@ -494,8 +503,8 @@ func TestFailoverTwoHolders(t *testing.T) {
 
 	s.CutReplicas()
 	get.start(a, all...)
-	eventually(t, "A loads all", func() bool { return f.running(a) == len(all) })
-	f.version.Store(2) // the database changes: what A read is old now
+	eventually(t, "A loads all keys", func() bool { return f.running(a) == len(all) })
+	f.version.Store(2) // the database changes: what A has read is outdated now
 	old := s.KillMaster()
 	began := time.Now()
 	s.ThawReplicas()
@@ -503,20 +512,22 @@ func TestFailoverTwoHolders(t *testing.T) {
 	f.writable()
 	took := time.Since(began)
 	get.start(b, both...)
-	eventually(t, "B loads the same", func() bool { return f.running(b) == len(both) })
+	eventually(t, "B loads the same keys", func() bool { return f.running(b) == len(both) })
 	if n := f.running(a); n != len(all) {
-		t.Fatalf("A loads %d keys: there are no two holders", n)
+		t.Fatalf("A loads %d keys: no lease has two holders", n)
 	}
 	t.Logf("result: %d leases with two holders, %v after the kill", len(both), took.Round(time.Millisecond))
 
-	refused := a.saw(refill.EventRefused)
+	rejected := a.count(refill.EventPublishRejected)
 	for _, key := range before { // A publishes while B loads
 		gates.open(a, key)
-		get.got(a, key, "v1") // it has waited for that very load
-		eventually(t, "A was refused", func() bool { return a.saw(refill.EventRefused) > refused })
-		refused++
-		if r, there := c.Peek(context.Background(), key); there {
-			t.Errorf("%q was stored by A, who has no claim: %q", key, r.Value)
+		get.got(a, key, "v1") // the caller has waited for that very load
+		eventually(t, "the publish of A was rejected", func() bool {
+			return a.count(refill.EventPublishRejected) > rejected
+		})
+		rejected++
+		if r, found := c.Peek(context.Background(), key); found {
+			t.Errorf("%q was stored by A, which has no claim: %q", key, r.Value)
 		}
 		gates.open(b, key)
 		get.got(b, key, "v2")
@@ -526,26 +537,28 @@ func TestFailoverTwoHolders(t *testing.T) {
 		get.got(b, key, "v2")
 		gates.open(a, key)
 		get.got(a, key, "v1")
-		eventually(t, "A was refused", func() bool { return a.saw(refill.EventRefused) > refused })
-		refused++
+		eventually(t, "the publish of A was rejected", func() bool {
+			return a.count(refill.EventPublishRejected) > rejected
+		})
+		rejected++
 	}
-	gates.open(a, "alone") // B never asked
+	gates.open(a, "alone") // B has not acquired this key
 	get.got(a, "alone", "v1")
 	for _, n := range []*farmNode{c, a, b} {
 		for _, key := range all {
 			if value, err := n.Get(context.Background(), key); err != nil || versionOf(value) != "v2" {
-				t.Errorf("%s: %q, %v: A's value was kept", n.name, value, err)
+				t.Errorf("%s: %q, %v: A's value was stored", n.name, value, err)
 			}
 		}
 	}
-	if n := b.saw(refill.EventPublished); n != len(both) || a.saw(refill.EventPublished) != 0 {
-		t.Errorf("A published %d, B %d of %d", a.saw(refill.EventPublished), n, len(both))
+	if n := b.count(refill.EventPublished); n != len(both) || a.count(refill.EventPublished) != 0 {
+		t.Errorf("A published %d keys, B %d of %d", a.count(refill.EventPublished), n, len(both))
 	}
 	f.close(s.Master())
 }
 
-// The same for users' locks: they cannot be held by one alone, as long as the first holder, cut off, knows of nothing. Then
-// it is told, and the second one's fence is larger, with or without the counter of the old master.
+// The same with users' locks. While the first holder is cut off, it does not know that a second holder exists. Later it
+// is notified. The second holder's fence is larger, whether or not the new master has the counter of the old one.
 func TestFailoverTwoLockHolders(t *testing.T) {
 	s := realtest.StartSentinel(t)
 	var cutOff atomic.Bool
@@ -566,7 +579,7 @@ func TestFailoverTwoLockHolders(t *testing.T) {
 	for i, rdb := range clients {
 		t.Cleanup(func() { _ = rdb.Close() })
 		var err error
-		// Long enough to outlast the failover: it is not time that takes the lock from the first holder.
+		// Long enough to outlast the failover: the lock of the first holder must not end by its TTL.
 		if lockers[i], err = refill.NewLocker("job", goredis.New(rdb), refill.LockConfig{TTL: 9 * time.Second}); err != nil {
 			t.Fatal(err)
 		}
@@ -580,7 +593,9 @@ func TestFailoverTwoLockHolders(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the replicas have the counter", func() bool {
-		return !slices.ContainsFunc(s.Replicas(), func(r *realtest.Redis) bool { return (&goredisServer{r}).do(t, "dbsize") != int64(1) })
+		return !slices.ContainsFunc(s.Replicas(), func(r *realtest.Redis) bool {
+			return (&goredisServer{r}).do(t, "dbsize") != int64(1)
+		})
 	})
 	s.CutReplicas()
 	var first, second [2]*refill.Lock
@@ -595,14 +610,14 @@ func TestFailoverTwoLockHolders(t *testing.T) {
 	s.ThawReplicas()
 	s.NextMaster(old)
 	for i, key := range keys {
-		eventually(t, "the lock is taken at the next master", func() bool {
+		eventually(t, "the lock is acquired at the next master", func() bool {
 			var err error
 			second[i], err = lockers[1].TryLock(ctx, key)
 			return err == nil
 		})
 		select {
 		case <-first[i].Lost():
-			t.Errorf("%q was not held twice: this test shows nothing", key)
+			t.Errorf("%q was not held twice: this test proves nothing", key)
 		default:
 		}
 	}
@@ -617,7 +632,7 @@ func TestFailoverTwoLockHolders(t *testing.T) {
 		case <-time.After(time.Until(first[i].Until()) + time.Second):
 		}
 		if cause := context.Cause(first[i].Context()); !errors.Is(cause, refill.ErrLost) {
-			t.Errorf("%q: the first holder is told %v", key, cause)
+			t.Errorf("%q: the context of the first holder ended with %v", key, cause)
 		}
 		if err := first[i].Release(ctx); !errors.Is(err, refill.ErrLost) {
 			t.Errorf("%q: the first holder's Release: %v", key, err)
@@ -626,10 +641,11 @@ func TestFailoverTwoLockHolders(t *testing.T) {
 			t.Errorf("%q: the second holder's Release: %v", key, err)
 		}
 	}
-	t.Logf("result: %d locks with two holders; the first ones were told within %v", len(keys), time.Since(healed).Round(time.Millisecond))
+	t.Logf("result: %d locks with two holders; the first holders were notified within %v",
+		len(keys), time.Since(healed).Round(time.Millisecond))
 }
 
-// replaced is a topology in which the master that has a key is replaced.
+// replaced is a topology in which the master of a key is replaced.
 type replaced struct {
 	open    func() redis.UniversalClient
 	servers []*realtest.Redis
@@ -637,8 +653,9 @@ type replaced struct {
 	next    func(t *testing.T, old *realtest.Redis)
 }
 
-// A master dies under traffic. No Get fails; what each node loads by itself meanwhile is bounded; afterwards all is as it
-// was before, and an Invalidate reaches every L1 although the subscriptions were made elsewhere.
+// A master is killed under traffic. No Get fails, and the number of loads without a lease is bounded. Afterwards
+// everything works as before, and an Invalidate reaches every L1 although the subscriptions were made at another
+// server.
 func TestFailoverUnderTraffic(t *testing.T) {
 	for name, start := range map[string]func(t *testing.T) replaced{
 		"sentinel": func(t *testing.T) replaced {
@@ -653,8 +670,8 @@ func TestFailoverUnderTraffic(t *testing.T) {
 			c := realtest.StartCluster(t, 3, 1)
 			return replaced{
 				open: overNodes(c), servers: c.Servers(),
-				kill: func(*testing.T) *realtest.Redis { r := c.NodeFor(stored("hot")); r.Kill(); return r },
-				next: func(_ *testing.T, old *realtest.Redis) { c.NextMaster(stored("hot"), old) },
+				kill: func(*testing.T) *realtest.Redis { r := c.NodeFor(redisKey("hot")); r.Kill(); return r },
+				next: func(_ *testing.T, old *realtest.Redis) { c.NextMaster(redisKey("hot"), old) },
 			}
 		},
 	} {
@@ -670,16 +687,16 @@ func masterDiesUnderTraffic(t *testing.T, w replaced) {
 	killed := time.Now()
 	old := w.kill(t)
 	w.next(t, old)
-	t.Logf("result: the next master is known %v after the kill", time.Since(killed).Round(time.Millisecond))
+	t.Logf("result: all agreed on the next master %v after the kill", time.Since(killed).Round(time.Millisecond))
 	f.writable()
-	eventually(t, "all nodes hear announcements", f.hears)
+	eventually(t, "all nodes have subscribed", f.allSubscribed)
 	healed := time.Now()
-	t.Logf("result: all nodes are well %v after the kill", healed.Sub(killed).Round(time.Millisecond))
+	t.Logf("result: all nodes worked as before %v after the kill", healed.Sub(killed).Round(time.Millisecond))
 	meanwhile := len(f.loadsOf("hot", killed))
 	if most := 3 * (int(healed.Sub(killed)/ttl) + 2); meanwhile > most {
-		t.Errorf("%d loads while there was no master, at most %d", meanwhile, most)
+		t.Errorf("%d loads while there was no master, want at most %d", meanwhile, most)
 	}
-	// Some were begun by a node alone, and may end only now.
+	// Some loads without a lease may end only now.
 	f.oneLoadPerExpiry("hot", ttl, healed.Add(ttl), 4)
 	t.Logf("result: %d loads in the %v without a master", meanwhile, healed.Sub(killed).Round(time.Millisecond))
 	f.invalidateReachesAll("long")
@@ -700,36 +717,37 @@ func TestSlotMovesUnderTraffic(t *testing.T) {
 		TTL: ttl, StaleFor: time.Minute, LocalTTL: longTTL, LockTTL: lockTTL, MaxLoads: 4,
 	})
 	var gates gate
-	f.hold = gates.hold
+	f.duringLoad = gates.wait
 	t.Cleanup(gates.openAll)
 	get := getters{t: t}
 	tr := f.startTraffic("hot", "long")
 	f.oneLoadPerExpiry("hot", ttl, f.base, 3)
 	move := func(key string, during func()) {
 		t.Helper()
-		from, to := cluster.NodeFor(stored(key)), (*realtest.Redis)(nil)
+		from, to := cluster.NodeFor(redisKey(key)), (*realtest.Redis)(nil)
 		for _, r := range cluster.Servers() {
 			if r != from {
 				to = r
 			}
 		}
-		m := cluster.OpenSlot(cluster.Slot(stored(key)), to)
+		m := cluster.OpenSlot(cluster.Slot(redisKey(key)), to)
 		during()
 		m.Finish()
 	}
 
 	opened := time.Now()
-	move("hot", func() { tr.more() })
+	move("hot", func() { tr.waitForGets() })
 	moved := time.Now()
 	f.oneLoadPerExpiry("hot", ttl, moved.Add(ttl), 3)
 	most := 3 * (int(moved.Add(ttl).Sub(opened)/ttl) + 1)
 	n := len(f.loadsOf("hot", opened)) - len(f.loadsOf("hot", moved.Add(ttl)))
-	t.Logf("result: %d loads in and just after the %v in which the slot was open", n, moved.Sub(opened).Round(time.Millisecond))
+	t.Logf("result: the slot was open for %v; %d loads in that time and just after it",
+		moved.Sub(opened).Round(time.Millisecond), n)
 	if n > most {
-		t.Errorf("%d loads, at most %d", n, most)
+		t.Errorf("%d loads, want at most %d", n, most)
 	}
 
-	// A load whose lease and claim move under it goes on to hold them, and is published.
+	// Lease and claim of a running load move to another master. The load keeps them, and its value is published.
 	a, b := f.nodes[0], f.nodes[1]
 	gates.shut(a, "long-flight")
 	get.start(a, "long-flight")
@@ -740,16 +758,16 @@ func TestSlotMovesUnderTraffic(t *testing.T) {
 		end := time.Now().Add(d)
 		eventually(t, "some time has passed", func() bool { return time.Now().After(end) })
 	}
-	move("long-flight", func() { pass(lockTTL/3 + 50*time.Millisecond) }) // a renewal fails: there is no value yet, hence TRYAGAIN
-	pass(lockTTL)                                                         // a lease that was not renewed at its new place is over
+	move("long-flight", func() { pass(lockTTL/3 + 50*time.Millisecond) }) // a renewal fails with TRYAGAIN: no value yet
+	pass(lockTTL)                                                         // a lease that is not renewed has ended
 	gates.open(a, "long-flight")
 	get.got(a, "long-flight", "v1")
 	get.got(b, "long-flight", "v1")
-	if n := len(f.loadsOf("long-flight", f.base)); n != 1 || a.saw(refill.EventLeaseLost) != 0 {
-		t.Errorf("%d loads of a key that moved, %d leases lost", n, a.saw(refill.EventLeaseLost))
+	if n := len(f.loadsOf("long-flight", f.base)); n != 1 || a.count(refill.EventLeaseLost) != 0 {
+		t.Errorf("%d loads of a key that moved, %d leases lost, want 1 and 0", n, a.count(refill.EventLeaseLost))
 	}
 
-	// A voiding while the slot is open: what it cannot do at once it says, and does it when it can.
+	// Invalidate while the slot is open: what it cannot do at once, it reports as an error and does later.
 	f.version.Add(1)
 	move("long", func() {
 		err := a.Invalidate(context.Background(), "long")
@@ -766,26 +784,26 @@ func TestSlotMovesUnderTraffic(t *testing.T) {
 	f.close(cluster.Servers()...)
 }
 
-// Clients that were sent to a replica: they can read and not write. All is answered, no lease can be taken, and when the
-// replica becomes a master everything heals.
+// Clients are connected to a replica, so they can read but not write. Every Get is answered, no lease can be acquired,
+// and everything heals when the replica becomes a master.
 func TestReadOnlyReplica(t *testing.T) {
 	const ttl = 300 * time.Millisecond
 	master := realtest.StartRedis(t, "--repl-diskless-sync-delay", "0")
 	host, port, _ := net.SplitHostPort(master.Addr())
 	replica := realtest.StartRedis(t, "--replicaof", host, port)
-	eventually(t, "the replica is linked", func() bool {
+	eventually(t, "the replica follows the master", func() bool {
 		info, _ := (&goredisServer{replica}).do(t, "info", "replication").(string)
 		return strings.Contains(info, "master_link_status:up")
 	})
 	f := newFarm(t, 2, overOne(replica), refill.Config{TTL: ttl, StaleFor: time.Minute, LocalTTL: longTTL, MaxLoads: 2})
 	for _, n := range f.nodes {
-		eventually(t, n.name+" was warned", func() bool { return n.saw(refill.EventStoreDoubt) > 0 })
-		if text := n.texts[0]; !strings.Contains(text, "replica") {
-			t.Errorf("%s was warned of something else: %s", n.name, text)
+		eventually(t, n.name+" was warned", func() bool { return n.count(refill.EventStoreWarning) > 0 })
+		if text := n.warnings[0]; !strings.Contains(text, "replica") {
+			t.Errorf("%s: the warning does not name the replica: %s", n.name, text)
 		}
 	}
 	tr := f.startTraffic("hot", "long")
-	tr.more() // else these wait for a load, too, and with too many of them
+	tr.waitForGets() // otherwise these callers would also wait for a load
 	var wg sync.WaitGroup
 	for i := range 8 { // more than MaxLoads
 		wg.Go(func() {
@@ -796,22 +814,25 @@ func TestReadOnlyReplica(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	tr.more()
+	tr.waitForGets()
 	if n := f.mostAtOnce(); n > 2 {
 		t.Errorf("%d loads at once in one node, MaxLoads is 2", n)
 	}
 	for _, n := range f.nodes {
 		if err := n.Invalidate(context.Background(), "long"); err == nil {
-			t.Errorf("%s: Invalidate at a replica", n.name)
+			t.Errorf("%s: Invalidate on a replica returns no error", n.name)
 		}
 	}
-	alone := len(f.loadsOf("hot", f.base))
+	without := len(f.loadsOf("hot", f.base))
 	began := time.Now()
 	(&goredisServer{replica}).do(t, "replicaof", "no", "one")
 	for _, n := range f.nodes {
-		eventually(t, n.name+" has made up for its Invalidate", func() bool { return n.saw(refill.EventVoidRetried) > 0 })
+		eventually(t, n.name+" has retried its Invalidate", func() bool {
+			return n.count(refill.EventInvalidateRetried) > 0
+		})
 	}
-	t.Logf("result: %d loads alone; the Invalidates were made up for %v after the promotion", alone, time.Since(began).Round(time.Millisecond))
+	t.Logf("result: %d loads without a lease; the Invalidates were executed %v after the promotion",
+		without, time.Since(began).Round(time.Millisecond))
 	f.writable()
 	f.oneLoadPerExpiry("hot", ttl, time.Now().Add(ttl), 4)
 	f.invalidateReachesAll("long")
@@ -819,7 +840,7 @@ func TestReadOnlyReplica(t *testing.T) {
 	f.close(replica)
 }
 
-// A server that comes back with nothing: the fleet loads each key once. Until then L1 answers.
+// A server comes back empty. The fleet loads each key once. Until then L1 answers.
 func TestRestartEmptyUnderTraffic(t *testing.T) {
 	server := realtest.StartRedis(t)
 	f := newFarm(t, 3, overOne(server), refill.Config{TTL: time.Minute, StaleFor: time.Minute})
@@ -834,24 +855,24 @@ func TestRestartEmptyUnderTraffic(t *testing.T) {
 		return n
 	}
 	tr := f.startTraffic(keys...)
-	tr.more()
+	tr.waitForGets()
 	eventually(t, "every key has been loaded", func() bool { return loads() >= len(keys) })
 	server.Kill()
 	for _, n := range f.nodes {
-		eventually(t, n.name+" knows", func() bool { return !n.hears() })
+		eventually(t, n.name+" is disconnected", func() bool { return !n.isSubscribed() })
 	}
-	tr.more()
+	tr.waitForGets()
 	server.Restart()
 	began := time.Now()
-	eventually(t, "all nodes hear announcements", f.hears)
+	eventually(t, "all nodes have subscribed", f.allSubscribed)
 	eventually(t, "every key was loaded again", func() bool { return loads() >= 2*len(keys) })
-	t.Logf("result: all is back %v after the restart", time.Since(began).Round(time.Millisecond))
-	tr.more()
-	tr.more()
+	t.Logf("result: all keys were loaded again %v after the restart", time.Since(began).Round(time.Millisecond))
+	tr.waitForGets()
+	tr.waitForGets()
 	for _, key := range keys {
 		all := f.loadsOf(key, f.base)
-		if n := len(led(all)); n > 2 || n < 2 && n == len(all) {
-			t.Errorf("%q was loaded %d times, want once before and once after", key, n)
+		if n := len(withLease(all)); n > 2 || n < 2 && n == len(all) {
+			t.Errorf("%q was loaded %d times, want once before the restart and once after it", key, n)
 		}
 	}
 	f.invalidateReachesAll(keys[0])
@@ -859,14 +880,14 @@ func TestRestartEmptyUnderTraffic(t *testing.T) {
 	f.close(server)
 }
 
-// Writes that have to wait, a server that does nothing for a while, and one that forgets its scripts again and again.
+// Writes are paused, a server does nothing for a while, and a server repeatedly loses its scripts.
 func TestServerStalls(t *testing.T) {
 	const ttl = 200 * time.Millisecond
 	server := realtest.StartRedis(t)
 	f := newFarm(t, 2, overOne(server), refill.Config{TTL: ttl, StaleFor: time.Minute, LocalTTL: longTTL})
 	a, b := f.nodes[0], f.nodes[1]
 	var gates gate
-	f.hold = gates.hold
+	f.duringLoad = gates.wait
 	t.Cleanup(gates.openAll)
 	get := getters{t: t}
 	admin := &goredisServer{server}
@@ -883,13 +904,13 @@ func TestServerStalls(t *testing.T) {
 		gates.open(a, key)
 		get.got(a, key, "v1")
 		get.got(b, key, "v1")
-		if n := len(f.loadsOf(key, f.base)); n > most { // beyond StoreTimeout A's publish may be lost
-			t.Errorf("%d loads over a pause of %v, at most %d", n, pause, most)
+		if n := len(f.loadsOf(key, f.base)); n > most { // after StoreTimeout A's publish may be lost
+			t.Errorf("%d loads over a pause of %v, want at most %d", n, pause, most)
 		}
 	}
 	admin.do(t, "debug", "sleep", "0.8")
 	f.writable()
-	eventually(t, "all nodes hear announcements", f.hears)
+	eventually(t, "all nodes have subscribed", f.allSubscribed)
 	f.oneLoadPerExpiry("hot", ttl, time.Now().Add(ttl), 3)
 
 	began := time.Now()

@@ -20,27 +20,28 @@ import (
 
 	"github.com/refill-go/refill"
 	"github.com/refill-go/refill/backend/goredis"
+	"github.com/refill-go/refill/driver"
 )
 
-// This file harms Loaders over a real Redis, one fault at a time, and demands that nothing is left behind by any.
+// This file injects faults into Loaders over a real Redis, one at a time. After each test nothing may be left behind.
 
-// rig is some nodes over one Redis, and what they leave behind.
+// rig is several nodes over one Redis. It checks what they leave behind.
 type rig struct {
 	t      *testing.T
 	server *Redis
-	proxy  *Proxy // in front of the server, for those who are to be harmed
+	proxy  *Proxy // in front of the server, for nodes that get a fault
 	rdb    *redis.Client
 	nodes  []*rigNode
-	before map[string]bool // goroutines that other tests left
+	before map[string]bool // goroutines of earlier tests
 }
 
-// rigNode is a Loader with a client of its own, and a database that counts.
+// rigNode is a Loader with its own client and its own database, which counts loads.
 type rigNode struct {
 	*refill.Loader[string]
 	t      *testing.T
 	client *redis.Client
-	up     chan struct{} // announcements are heard
-	heard  sync.Map      // refill.EventKind → *atomic.Int64
+	up     chan struct{} // receives a value when the node has subscribed
+	events sync.Map      // refill.EventKind → *atomic.Int64
 	load   func(context.Context, string) (string, error)
 	loads  atomic.Int64
 }
@@ -56,7 +57,7 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-// node adds a node; through the proxy if o.Addr says so. It returns when announcements are heard.
+// node adds a node, and returns when it has subscribed. For a node behind the proxy, o.Addr is that of the proxy.
 func (r *rig) node(o redis.Options, cfg refill.Config) *rigNode {
 	r.t.Helper()
 	if o.Addr == "" {
@@ -67,7 +68,7 @@ func (r *rig) node(o redis.Options, cfg refill.Config) *rigNode {
 	if cfg.TTL == 0 {
 		cfg.TTL = time.Minute
 	}
-	cfg.Shared, cfg.Jitter, cfg.OnEvent = goredis.New(n.client), -1, n.hear
+	cfg.Shared, cfg.Jitter, cfg.OnEvent = goredis.New(n.client), -1, n.onEvent
 	n.load = func(_ context.Context, key string) (string, error) { return key, nil }
 	var err error
 	n.Loader, err = refill.New("rig", func(ctx context.Context, key string) (string, error) {
@@ -78,12 +79,12 @@ func (r *rig) node(o redis.Options, cfg refill.Config) *rigNode {
 		r.t.Fatal(err)
 	}
 	r.nodes = append(r.nodes, n)
-	n.isUp()
+	n.waitSubscribed()
 	return n
 }
 
-func (n *rigNode) hear(e refill.Event) {
-	count, _ := n.heard.LoadOrStore(e.Kind, new(atomic.Int64))
+func (n *rigNode) onEvent(e refill.Event) {
+	count, _ := n.events.LoadOrStore(e.Kind, new(atomic.Int64))
 	count.(*atomic.Int64).Add(1)
 	if e.Kind == refill.EventStoreUp {
 		select {
@@ -93,36 +94,36 @@ func (n *rigNode) hear(e refill.Event) {
 	}
 }
 
-func (n *rigNode) isUp() {
+func (n *rigNode) waitSubscribed() {
 	n.t.Helper()
 	select {
 	case <-n.up:
 	case <-time.After(waitLimit):
-		n.t.Fatal("announcements are not heard")
+		n.t.Fatal("the node did not subscribe")
 	}
 }
 
-// events is how often a node told of something.
-func (n *rigNode) events(k refill.EventKind) int64 {
-	count, _ := n.heard.LoadOrStore(k, new(atomic.Int64))
+// count is how often OnEvent was called with this kind.
+func (n *rigNode) count(k refill.EventKind) int64 {
+	count, _ := n.events.LoadOrStore(k, new(atomic.Int64))
 	return count.(*atomic.Int64).Load()
 }
 
-// gets demands a value, and how it came.
-func (n *rigNode) gets(key, want string, how ...refill.EventKind) {
+// gets fails the test unless Get returns this value with one of these outcomes (none = any).
+func (n *rigNode) gets(key, want string, outcomes ...refill.Outcome) {
 	n.t.Helper()
 	r, err := n.GetResult(n.t.Context(), key)
-	right := len(how) == 0
-	for _, kind := range how {
-		right = right || r.Outcome == kind
+	right := len(outcomes) == 0
+	for _, outcome := range outcomes {
+		right = right || r.Outcome == outcome
 	}
 	if err != nil || r.Value != want || !right {
-		n.t.Errorf("Get(%q): %q (%v), %v; want %q, %v", key, r.Value, r.Outcome, err, want, how)
+		n.t.Errorf("Get(%q): %q (%v), %v; want %q, %v", key, r.Value, r.Outcome, err, want, outcomes)
 	}
 }
 
-// end closes everything and demands that nothing is left: no key without an end, no lease or claim, no connection, no
-// goroutine.
+// end closes everything, and checks that nothing is left behind: no key without a TTL, no lease or claim, no
+// connection, no goroutine.
 func (r *rig) end() {
 	r.proxy.Heal()
 	for _, n := range r.nodes {
@@ -132,7 +133,7 @@ func (r *rig) end() {
 		n.client.Close()
 	}
 	ctx := context.Background()
-	r.gone("leases, claims or keys without an end", func() (left []string) {
+	r.gone("leases, claims or keys without a TTL", func() (left []string) {
 		for _, key := range r.rdb.Keys(ctx, "*").Val() {
 			if strings.Contains(key, "/lease:") || r.rdb.PTTL(ctx, key).Val() == -1 {
 				left = append(left, key)
@@ -151,7 +152,7 @@ func (r *rig) end() {
 	r.rdb.Close()
 	r.gone("goroutines", func() (left []string) {
 		for _, g := range goroutines() {
-			// Ours, and those of go-redis and ristretto that we caused; not the test's own.
+			// Our own, and those of go-redis and ristretto; not those of the test.
 			ours := strings.Contains(g, "refill-go/refill.") || strings.Contains(g, "refill/backend") ||
 				strings.Contains(g, "redis/go-redis") || strings.Contains(g, "ristretto")
 			if ours && !strings.Contains(g, "(*rig).end") && !r.before[idOf(g)] {
@@ -162,7 +163,7 @@ func (r *rig) end() {
 	})
 }
 
-// goroutines are the stacks of all, each with a first line that names it.
+// goroutines are the stacks of all goroutines. The first line of each names it.
 func goroutines() []string {
 	buf := make([]byte, 1<<20)
 	return strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")
@@ -182,9 +183,9 @@ func (r *rig) gone(what string, find func() []string) {
 	}
 }
 
-// warm lets the server learn all scripts of a fill, so that the first request that names one runs it. It returns by what
-// hash each is called.
-func (r *rig) warm() map[string]string {
+// loadScripts loads all scripts of a fill into the server, so that the first EVALSHA runs them. It returns their
+// hashes.
+func (r *rig) loadScripts() map[string]string {
 	r.t.Helper()
 	source := func(name string) string {
 		text, err := os.ReadFile(filepath.Join("..", "..", "backend", "goredis", "lua", name+".lua"))
@@ -194,7 +195,7 @@ func (r *rig) warm() map[string]string {
 		return string(text)
 	}
 	hashes := map[string]string{}
-	for _, name := range []string{"begin", "renew", "publish", "fail", "release", "invalidate", "expire"} {
+	for _, name := range []string{"acquire", "renew", "publish", "fail", "release", "invalidate", "expire"} {
 		hash, err := r.rdb.ScriptLoad(r.t.Context(), source("common")+source(name)).Result()
 		if err != nil {
 			r.t.Fatalf("script %s: %v", name, err)
@@ -204,15 +205,17 @@ func (r *rig) warm() map[string]string {
 	return hashes
 }
 
-// The reply to one step is lost after the server carried it out; with a client that tries again, and with one that does
-// not. Every Get has its answer, the other node is not kept waiting, nothing is left behind.
+// The reply to one step is lost after the server executed it, with a client that retries and with one that does not.
+// Every Get is answered, the other node does not wait, and nothing is left behind.
 func TestLostReplies(t *testing.T) {
-	for _, retries := range []int{0, -1} { // 0 = go-redis' default, 3
+	for _, retries := range []int{0, -1} { // 0 = the default of go-redis, 3
 		for _, c := range lostReplies {
 			t.Run(fmt.Sprintf("%s, MaxRetries %d", c.step, retries), func(t *testing.T) {
 				r := newRig(t)
-				hashes := r.warm()
-				cfg := refill.Config{TTL: c.ttl, StaleFor: c.staleFor, LockTTL: 400 * time.Millisecond, ErrorTTL: 100 * time.Millisecond}
+				hashes := r.loadScripts()
+				cfg := refill.Config{
+					TTL: c.ttl, StaleFor: c.staleFor, LockTTL: 400 * time.Millisecond, ErrorTTL: 100 * time.Millisecond,
+				}
 				a := r.node(redis.Options{Addr: r.proxy.Addr(), MaxRetries: retries}, cfg)
 				b := r.node(redis.Options{}, cfg)
 				if c.before != nil {
@@ -232,19 +235,19 @@ func TestLostReplies(t *testing.T) {
 				if c.after != nil {
 					c.after(a, b, retries == 0)
 				}
-				voided := c.step == "invalidate" || c.step == "expire" // at a second try, perhaps in the middle of the fill
-				if a.events(refill.EventRefused) > 0 && !voided {
-					t.Error("a fill was told that it was refused: nobody came between")
+				invalidated := c.step == "invalidate" || c.step == "expire" // at the retry, perhaps during the fill
+				if a.count(refill.EventPublishRejected) > 0 && !invalidated {
+					t.Error("a publish was rejected although no other node has taken the claim")
 				}
 			})
 		}
 	}
 }
 
-// lostReplies says for each step what to do on node a while its reply is lost, and what holds after.
+// lostReplies has, for each step, what node a does while the reply is lost, and what must hold afterwards.
 var lostReplies = []struct {
 	step          string
-	ttl, staleFor time.Duration // 0 = a minute, and none
+	ttl, staleFor time.Duration // 0 = a minute for ttl, none for staleFor
 	before        func(a *rigNode)
 	run           func(a *rigNode, retried bool)
 	after         func(a, b *rigNode, retried bool)
@@ -252,22 +255,22 @@ var lostReplies = []struct {
 	{
 		step: "lease", // of a refresh
 		ttl:  500 * time.Millisecond, staleFor: time.Minute,
-		before: (*rigNode).warmed,
+		before: (*rigNode).getThenChange,
 		run: func(a *rigNode, _ bool) {
-			if !eventually(func() bool { r, _ := a.GetResult(a.t.Context(), "k"); return r.Outcome == refill.EventStale }) ||
+			if !eventually(func() bool { r, _ := a.GetResult(a.t.Context(), "k"); return r.Outcome == refill.OutcomeStale }) ||
 				!eventually(func() bool { v, _ := a.Get(a.t.Context(), "k"); return v == "new" }) {
-				a.t.Error("it does not become stale, or is not refreshed then")
+				a.t.Error("the value did not become stale, or was not refreshed")
 			}
 		},
 		after: func(a, _ *rigNode, retried bool) {
-			if a.events(refill.EventPublished) < 2 && retried {
-				a.t.Error("the refresh did not know its own lease")
+			if a.count(refill.EventPublished) < 2 && retried {
+				a.t.Error("the refresh did not recognize its own lease")
 			}
 		},
 	},
 	{
-		step: "begin", // without a retry a loads for itself alone, and gives the lease back that it may have
-		run:  func(a *rigNode, _ bool) { a.gets("k", "k", refill.EventLed) },
+		step: "acquire", // without a retry, a loads without a lease, and releases the lease that it may have
+		run:  func(a *rigNode, _ bool) { a.gets("k", "k", refill.OutcomeLoaded) },
 		after: func(a, b *rigNode, retried bool) {
 			b.gets("k", "k")
 			if want := map[bool]int64{true: 1, false: 2}[retried]; a.loads.Load()+b.loads.Load() != want {
@@ -279,24 +282,24 @@ var lostReplies = []struct {
 		step: "renew",
 		before: func(a *rigNode) {
 			a.load = func(context.Context, string) (string, error) {
-				<-time.After(time.Second) // longer than two lives of the lock
+				<-time.After(time.Second) // longer than twice the LockTTL
 				return "slow", nil
 			}
 		},
-		run: func(a *rigNode, _ bool) { a.gets("k", "slow", refill.EventLed) },
+		run: func(a *rigNode, _ bool) { a.gets("k", "slow", refill.OutcomeLoaded) },
 		after: func(a, b *rigNode, _ bool) {
-			b.gets("k", "slow", refill.EventShared)
-			if n := a.events(refill.EventLeaseLost); n != 0 {
-				a.t.Errorf("the lease was lost %d times: a renewal is tried again", n)
+			b.gets("k", "slow", refill.OutcomeShared)
+			if n := a.count(refill.EventLeaseLost); n != 0 {
+				a.t.Errorf("the lease was lost %d times, want a retry of the renewal", n)
 			}
 		},
 	},
 	{
 		step: "publish",
-		run:  func(a *rigNode, _ bool) { a.gets("k", "k", refill.EventLed) },
+		run:  func(a *rigNode, _ bool) { a.gets("k", "k", refill.OutcomeLoaded) },
 		after: func(a, b *rigNode, _ bool) {
-			b.gets("k", "k", refill.EventShared)
-			a.gets("k", "k", refill.EventHit, refill.EventShared)
+			b.gets("k", "k", refill.OutcomeShared)
+			a.gets("k", "k", refill.OutcomeHit, refill.OutcomeShared)
 		},
 	},
 	{
@@ -311,7 +314,7 @@ var lostReplies = []struct {
 		},
 		after: func(_, b *rigNode, _ bool) {
 			if _, err := b.Get(b.t.Context(), "k"); err == nil || b.loads.Load() > 0 {
-				b.t.Errorf("%v, %d loads: the back-off was left before the reply was lost", err, b.loads.Load())
+				b.t.Errorf("%v, %d loads: the back-off was stored before the reply was lost", err, b.loads.Load())
 			}
 			eventually(func() bool { _, err := b.Get(b.t.Context(), "k"); return err == nil })
 			b.gets("k", "k")
@@ -323,48 +326,58 @@ var lostReplies = []struct {
 			a.load = func(ctx context.Context, key string) (string, error) {
 				fill := refill.FillFrom(ctx)
 				fill.NoStore()
-				fill.SetTTL(0) // nothing is left in the store
+				fill.SetTTL(0) // nothing stays in the store
 				return key, nil
 			}
 		},
-		run: func(a *rigNode, _ bool) { a.gets("k", "k", refill.EventLed) },
+		run: func(a *rigNode, _ bool) { a.gets("k", "k", refill.OutcomeLoaded) },
 		after: func(a, b *rigNode, _ bool) {
 			if left := a.client.Keys(a.t.Context(), "*/*").Val(); len(left) > 0 {
-				a.t.Errorf("%v are still there", left)
+				a.t.Errorf("%v are left behind", left)
 			}
-			b.gets("k", "k", refill.EventLed)
+			b.gets("k", "k", refill.OutcomeLoaded)
 		},
 	},
-	{"invalidate", 0, 0, (*rigNode).warmed, voidLost((*refill.Loader[string]).Invalidate), voidDone},
-	{"expire", 0, 0, (*rigNode).warmed, voidLost((*refill.Loader[string]).Expire), voidDone},
+	{
+		step: "invalidate", before: (*rigNode).getThenChange,
+		run: invalidateUnanswered((*refill.Loader[string]).Invalidate), after: isInvalidated,
+	},
+	{
+		step: "expire", before: (*rigNode).getThenChange,
+		run: invalidateUnanswered((*refill.Loader[string]).Expire), after: isInvalidated,
+	},
 }
 
-func (n *rigNode) warmed() {
+// getThenChange gets k, and then changes it in the database.
+func (n *rigNode) getThenChange() {
 	n.gets("k", "k")
 	n.load = func(context.Context, string) (string, error) { return "new", nil }
 }
 
-func voidLost(void func(*refill.Loader[string], context.Context, ...string) error) func(*rigNode, bool) {
+// invalidateUnanswered calls Invalidate or Expire. There is an error unless the client retries the lost request.
+func invalidateUnanswered(
+	invalidate func(*refill.Loader[string], context.Context, ...string) error,
+) func(*rigNode, bool) {
 	return func(a *rigNode, retried bool) {
-		if err := void(a.Loader, a.t.Context(), "k"); retried && err != nil {
-			a.t.Errorf("%v: the client tries again", err)
+		if err := invalidate(a.Loader, a.t.Context(), "k"); retried && err != nil {
+			a.t.Errorf("%v although the client retries", err)
 		} else if !retried && err == nil {
-			a.t.Error("nobody knows what became of it, and there is no error")
+			a.t.Error("there is no error although the reply was lost")
 		}
 		a.gets("k", "new")
 	}
 }
 
-func voidDone(a, b *rigNode, retried bool) {
+func isInvalidated(a, b *rigNode, retried bool) {
 	b.load = a.load // the same database
 	b.gets("k", "new")
-	if !retried && !eventually(func() bool { return a.events(refill.EventVoidRetried) == 1 }) {
-		a.t.Error("it was not tried again")
+	if !retried && !eventually(func() bool { return a.count(refill.EventInvalidateRetried) == 1 }) {
+		a.t.Error("the invalidation was not retried")
 	}
 }
 
-// Messages of the subscription are lost and nobody notices: waiters look again when the lease that they wait for is over,
-// L1 after LocalTTL.
+// Messages of the subscription are lost unnoticed. Waiters read again when the lease that they wait for has ended; L1
+// is not used after LocalTTL.
 func TestLostMessages(t *testing.T) {
 	r := newRig(t)
 	const localTTL = 300 * time.Millisecond
@@ -373,7 +386,7 @@ func TestLostMessages(t *testing.T) {
 	b := r.node(redis.Options{Addr: r.proxy.Addr()}, cfg)
 	a.gets("k", "k")
 	b.gets("k", "k")
-	b.gets("k", "k", refill.EventHit)
+	b.gets("k", "k", refill.OutcomeHit)
 	r.proxy.LoseMessages("RN1 ")
 	a.load = func(context.Context, string) (string, error) { return "new", nil }
 	if err := a.Invalidate(t.Context(), "k"); err != nil {
@@ -381,7 +394,7 @@ func TestLostMessages(t *testing.T) {
 	}
 	a.gets("k", "new")
 	if !eventually(func() bool { v, _ := b.Get(t.Context(), "k"); return v == "new" }) {
-		t.Error("L1 does not follow within LocalTTL")
+		t.Error("L1 still has the old value after LocalTTL")
 	}
 	loading, goOn := make(chan struct{}), make(chan struct{})
 	a.load = func(context.Context, string) (string, error) {
@@ -396,22 +409,22 @@ func TestLostMessages(t *testing.T) {
 		defer close(done)
 		b.gets("other", "waited for")
 	}()
-	eventually(func() bool { return r.server.Commandstats(t)["append"] > 0 }) // b waits for a's lease
+	eventually(func() bool { return r.server.Commandstats(t)["append"] > 0 }) // until b waits for a's lease
 	close(goOn)
 	select {
 	case <-done:
 	case <-time.After(5 * time.Second):
-		t.Error("a waiter whose message was lost waits longer than the lease lives")
+		t.Error("a waiter whose announcement was lost waits longer than the lease lasts")
 	}
 	if b.loads.Load() > 0 {
-		t.Errorf("%d loads by the node that heard nothing", b.loads.Load())
+		t.Errorf("%d loads by the node that received no announcement", b.loads.Load())
 	}
 }
 
-// A reply, or a message of the subscription, that is cut in the middle is none: no value is taken from half a record, and
-// the node goes on over a new connection.
+// A reply, or a message of the subscription, is cut in the middle. No value is taken from half a record, and the node
+// continues over a new connection.
 func TestCutReplies(t *testing.T) {
-	value := strings.Repeat("0123456789", refill.MaxNoteRecord/10) // does not travel with its announcement
+	value := strings.Repeat("0123456789", driver.MaxAnnouncedRecord/10) // too large for its announcement
 	for _, bytes := range []int{0, 1, 10, 60, 110, 4000} {
 		t.Run(fmt.Sprint(bytes, " bytes"), func(t *testing.T) {
 			r := newRig(t)
@@ -420,24 +433,25 @@ func TestCutReplies(t *testing.T) {
 			b.load = a.load
 			a.gets("k", value)
 			cut := r.proxy.CutReply("RF1", bytes) // of a record
-			b.gets("k", value, refill.EventShared)
+			b.gets("k", value, refill.OutcomeShared)
 			<-cut
 			cut = r.proxy.CutReply("RN1", bytes) // of an announcement
 			if err := a.Invalidate(t.Context(), "k"); err != nil {
 				t.Fatal(err)
 			}
 			<-cut
-			b.isUp() // again
+			b.waitSubscribed() // again
 			a.gets("k", value)
-			b.gets("k", value, refill.EventShared, refill.EventHit, refill.EventWaited)
-			if n := b.events(refill.EventBadRecord); n > 0 {
-				t.Errorf("%d half records were taken for records", n)
+			b.gets("k", value, refill.OutcomeShared, refill.OutcomeHit, refill.OutcomeLoadedElsewhere)
+			if n := b.count(refill.EventBadRecord); n > 0 {
+				t.Errorf("%d half records were decoded as records", n)
 			}
 		})
 	}
 }
 
-// Messages come late: what was invalidated is served on until then, and not after; nothing old comes back with them.
+// Messages are late. An invalidated value is served until its announcement arrives, and not afterwards. No late message
+// brings an old value back.
 func TestDelayedMessages(t *testing.T) {
 	r := newRig(t)
 	a, b := r.node(redis.Options{}, refill.Config{}), r.node(redis.Options{Addr: r.proxy.Addr()}, refill.Config{})
@@ -451,45 +465,45 @@ func TestDelayedMessages(t *testing.T) {
 			t.Fatal(err)
 		}
 		a.gets("k", want)
-		for range 3 { // once it has followed, it stays
+		for range 3 { // once b has the new value, it keeps it
 			if !eventually(func() bool { v, err := b.Get(t.Context(), "k"); return err == nil && v == want }) {
-				t.Fatalf("it does not follow to %q", want)
+				t.Fatalf("b did not get %q", want)
 			}
 		}
 	}
 }
 
-// The server dies behind a network that swallows everything: connections that nobody ends. The node answers meanwhile, and
-// is back when the network is.
+// The server dies behind a network that swallows everything, so that connections are never closed. The node answers
+// meanwhile, and uses Redis again when the network is back.
 func TestHalfOpenConnections(t *testing.T) {
 	r := newRig(t)
 	a, b := r.node(redis.Options{}, refill.Config{}), r.node(redis.Options{Addr: r.proxy.Addr()}, refill.Config{})
 	b.gets("k", "k")
 	r.proxy.BlackHole()
-	r.server.Restart() // b's connections are open on its side only
+	r.server.Restart() // b's connections are open only on its own side
 	for i := range 20 {
 		key := fmt.Sprint("new ", i)
-		b.gets(key, key, refill.EventLed)
+		b.gets(key, key, refill.OutcomeLoaded)
 		b.gets("k", "k")
 	}
-	a.isUp() // again
+	a.waitSubscribed() // again
 	r.proxy.Heal()
-	b.isUp()
+	b.waitSubscribed()
 	a.gets("k", "k")
 	b.load = func(context.Context, string) (string, error) { return "b's own", nil }
 	tries := 0
-	if !eventually(func() bool { // what goes into a connection that is dead costs a time-out and is loaded for b alone
+	if !eventually(func() bool { // a command on a half-open connection costs a time-out; b then loads without a lease
 		tries++
 		key := fmt.Sprint("after ", tries)
-		b.gets(key, "b's own", refill.EventLed)
+		b.gets(key, "b's own", refill.OutcomeLoaded)
 		r, err := a.GetResult(t.Context(), key)
-		return err == nil && r.Value == "b's own" && r.Outcome == refill.EventShared
+		return err == nil && r.Value == "b's own" && r.Outcome == refill.OutcomeShared
 	}) {
-		t.Error("what b loads does not reach a")
+		t.Error("no value that b loaded reached a")
 	}
 }
 
-// A Redis without room: values are loaded and handed out, nobody is kept waiting, and it heals.
+// Redis is full. Values are loaded and returned, no caller waits for long, and everything heals.
 func TestFullRedis(t *testing.T) {
 	r := newRig(t)
 	cfg := refill.Config{TTL: 200 * time.Millisecond, StaleFor: time.Minute}
@@ -505,16 +519,17 @@ func TestFullRedis(t *testing.T) {
 			key := fmt.Sprint("new ", i)
 			n.gets(key, key)
 			if err := n.Invalidate(t.Context(), key); err != nil {
-				t.Errorf("Invalidate frees memory, and fails: %v", err)
+				t.Errorf("Invalidate, which frees memory, fails: %v", err)
 			}
 		}
 	}
 	r.rdb.ConfigSet(t.Context(), "maxmemory", "0")
-	a.gets("last", "last", refill.EventLed)
-	b.gets("last", "last", refill.EventShared)
+	a.gets("last", "last", refill.OutcomeLoaded)
+	b.gets("last", "last", refill.OutcomeShared)
 }
 
-// Foreign and damaged bytes under our keys, and records of another version, are a miss; a foreign lease or claim is none.
+// Foreign and damaged bytes under our keys, and records of another version, are a miss. A foreign lease or claim counts
+// as absent.
 func TestForeignBytes(t *testing.T) {
 	r := newRig(t)
 	a, b := r.node(redis.Options{}, refill.Config{}), r.node(redis.Options{}, refill.Config{})
@@ -536,9 +551,9 @@ func TestForeignBytes(t *testing.T) {
 		"a damaged record":   func() { r.rdb.Set(ctx, value, damaged, 0) },
 		"half a record":      func() { r.rdb.Set(ctx, value, record[:len(record)/2], 0) },
 		"a list":             func() { r.rdb.RPush(ctx, value, "x") },
-		"a lease for ever":   func() { r.rdb.Set(ctx, part(value, "lease"), "dead#1", 0) },
+		"a lease for ever":   func() { r.rdb.Set(ctx, part(value, "lease"), "other#1", 0) },
 		"a lease of a list":  func() { r.rdb.RPush(ctx, part(value, "lease"), "x") },
-		"a claim for ever":   func() { r.rdb.Set(ctx, part(value, "claim"), "dead#1", 0) },
+		"a claim for ever":   func() { r.rdb.Set(ctx, part(value, "claim"), "other#1", 0) },
 		"a claim of a list":  func() { r.rdb.RPush(ctx, part(value, "claim"), "x") },
 		"a back-off of junk": func() { r.rdb.Set(ctx, part(value, "lease"), "!{", 50*time.Millisecond) },
 	}
@@ -547,7 +562,7 @@ func TestForeignBytes(t *testing.T) {
 			if err := a.Invalidate(ctx, "k"); err != nil {
 				t.Fatal(err)
 			}
-			eventually(func() bool { _, there := b.Peek(ctx, "k"); return !there })
+			eventually(func() bool { _, found := b.Peek(ctx, "k"); return !found })
 			plant()
 			if strings.Contains(name, "junk") {
 				if _, err := a.Get(ctx, "k"); err == nil {
@@ -556,8 +571,8 @@ func TestForeignBytes(t *testing.T) {
 				eventually(func() bool { _, err := a.Get(ctx, "k"); return err == nil })
 			}
 			loads := a.loads.Load() + b.loads.Load()
-			a.gets("k", "k", refill.EventLed, refill.EventHit)
-			b.gets("k", "k", refill.EventShared, refill.EventHit)
+			a.gets("k", "k", refill.OutcomeLoaded, refill.OutcomeHit)
+			b.gets("k", "k", refill.OutcomeShared, refill.OutcomeHit)
 			if n := a.loads.Load() + b.loads.Load() - loads; n > 1 {
 				t.Errorf("%d loads", n)
 			}
@@ -565,31 +580,33 @@ func TestForeignBytes(t *testing.T) {
 	}
 }
 
-// part is the key of a lease or claim beside that of a value.
+// part is the key of the lease or claim that belongs to the key of a value.
 func part(value, name string) string {
 	i := strings.LastIndex(value, ":")
 	return value[:i] + "/" + name + value[i:]
 }
 
-// A loader that was frozen past its lease, and goes on when another has taken over: what it loaded is not stored.
+// A process that loads is frozen until its lease has ended, and continues after another node has taken over. Its value
+// is not stored.
 func TestFrozenLoader(t *testing.T) {
 	for _, done := range []bool{true, false} {
-		t.Run(fmt.Sprintf("the heir is done %v", done), func(t *testing.T) {
+		t.Run(fmt.Sprintf("the new holder has published %v", done), func(t *testing.T) {
 			r := newRig(t)
 			args := fleetArgs{
-				Addr: r.server.Addr(), Callers: 5, TTL: time.Minute, LockTTL: 500 * time.Millisecond, Load: 300 * time.Millisecond,
+				Addr: r.server.Addr(), Callers: 5,
+				TTL: time.Minute, LockTTL: 500 * time.Millisecond, Load: 300 * time.Millisecond,
 			}
 			frozen := StartChild(t, "fleet", args)
-			var said fleetSaid
-			frozen.Next(&said)
+			var line fleetLine
+			frozen.Next(&line)
 			r.rdb.RPush(t.Context(), "go", 1)
-			frozen.Next(&said)
+			frozen.Next(&line)
 			frozen.Freeze()
 			at := time.Now()
-			heir, began, goOn := heirOf(t, r, args)
+			holder, began, goOn := newHolder(t, r, args)
 			got := make(chan string)
 			go func() {
-				v, err := heir.Get(context.Background(), "hot")
+				v, err := holder.Get(context.Background(), "hot")
 				got <- fmt.Sprint(v, err)
 			}()
 			took := (<-began).Sub(at)
@@ -602,29 +619,32 @@ func TestFrozenLoader(t *testing.T) {
 				<-got
 			}
 			frozen.Thaw()
-			for said.Done == nil {
-				frozen.Next(&said)
+			for line.Done == nil {
+				frozen.Next(&line)
 			}
-			if said.Done.Failed > 0 {
-				t.Errorf("%d callers of the frozen load failed: %v", said.Done.Failed, said.Done.Errors)
+			if line.Done.Failed > 0 {
+				t.Errorf("%d callers of the frozen load failed: %v", line.Done.Failed, line.Done.Errors)
 			}
 			if !done {
-				if _, there := heir.Peek(t.Context(), "hot"); there {
-					t.Error("the frozen loader stored its value while its heir was loading")
+				if _, found := holder.Peek(t.Context(), "hot"); found {
+					t.Error("the frozen process stored its value while the new holder was loading")
 				}
 				close(goOn)
 				<-got
 			}
-			third, _, _ := heirOf(t, r, args)
-			if v, err := third.GetResult(t.Context(), "hot"); err != nil || v.Value != "newer" || v.Outcome != refill.EventShared {
-				t.Errorf("%+v, %v: want the heir's value", v, err)
+			third, _, _ := newHolder(t, r, args)
+			v, err := third.GetResult(t.Context(), "hot")
+			if err != nil || v.Value != "newer" || v.Outcome != refill.OutcomeShared {
+				t.Errorf("%+v, %v: want the value of the new holder", v, err)
 			}
 		})
 	}
 }
 
-// heirOf is another node of the fleet. Its loads wait for goOn.
-func heirOf(t *testing.T, r *rig, args fleetArgs) (l *refill.Loader[string], began chan time.Time, goOn chan struct{}) {
+// newHolder is another node of the fleet. Its loads wait for goOn.
+func newHolder(
+	t *testing.T, r *rig, args fleetArgs,
+) (l *refill.Loader[string], began chan time.Time, goOn chan struct{}) {
 	t.Helper()
 	began, goOn = make(chan time.Time, 1), make(chan struct{})
 	rdb := redis.NewClient(&redis.Options{Addr: r.server.Addr(), ContextTimeoutEnabled: true})
@@ -647,7 +667,7 @@ func heirOf(t *testing.T, r *rig, args fleetArgs) (l *refill.Loader[string], beg
 
 func init() { Child("locker", lockerNode) }
 
-// lockerNode holds a lock until it is lost, and says what its Release returns.
+// lockerNode holds a lock until it is lost, and writes what its Release returns.
 func lockerNode(ctx context.Context, raw json.RawMessage, out *json.Encoder) error {
 	var addr string
 	if err := json.Unmarshal(raw, &addr); err != nil {
@@ -673,7 +693,7 @@ func lockerNode(ctx context.Context, raw json.RawMessage, out *json.Encoder) err
 	return out.Encode(fmt.Sprint(lock.Release(context.Background())))
 }
 
-// A holder of a lock that is frozen is replaced; it learns of it when it goes on, and its fence is the smaller one.
+// The holder of a lock is frozen and replaced. It is notified when it continues, and its fence is the smaller one.
 func TestFrozenHolderOfALock(t *testing.T) {
 	r := newRig(t)
 	child := StartChild(t, "locker", r.server.Addr())
@@ -702,9 +722,9 @@ func TestFrozenHolderOfALock(t *testing.T) {
 	var released string
 	child.Next(&released)
 	if released != refill.ErrLost.Error() {
-		t.Errorf("Release of the frozen one: %s", released)
+		t.Errorf("Release of the frozen holder: %s", released)
 	}
 	if err := lock.Release(t.Context()); err != nil {
-		t.Errorf("the frozen one took the lock along: %v", err)
+		t.Errorf("the frozen holder released the lock of the new one: %v", err)
 	}
 }

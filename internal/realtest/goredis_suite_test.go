@@ -20,7 +20,7 @@ import (
 	"github.com/refill-go/refill/refilltest"
 )
 
-// A goredisWorld is some servers, and clients of them. All cases of a suite share it, each under a prefix of its own.
+// A goredisWorld is one or more servers and clients of them. All cases of a suite share it, each with its own prefix.
 type goredisWorld struct {
 	servers []*goredisServer
 	client  func(t testing.TB) redis.UniversalClient
@@ -41,7 +41,7 @@ func (r *goredisServer) do(t testing.TB, args ...any) any {
 	return reply
 }
 
-// connections are those of a server, but for the one that asks.
+// connections counts the connections of a server, without the one that asks.
 func (r *goredisServer) connections(t testing.TB) int {
 	list, _ := r.do(t, "client", "list").(string)
 	return strings.Count(list, "\n") - 1
@@ -66,7 +66,7 @@ func overSingle(t testing.TB, o redis.Options) *goredisWorld {
 	}
 }
 
-// hidden hides what kind of client it is.
+// hidden hides the type of the client.
 type hidden struct{ redis.UniversalClient }
 
 func overHidden(t testing.TB) *goredisWorld {
@@ -102,21 +102,21 @@ func overRing(t testing.TB) *goredisWorld {
 	}}
 }
 
-// overMiniredis needs no network, so it lives in a bubble. Time passes there by hand.
+// overMiniredis needs no network, so it works in a synctest bubble. The test advances its time.
 func overMiniredis(t testing.TB) *goredisWorld {
 	server := miniredis.NewMiniRedis()
 	t.Cleanup(func() {
-		synctest.Wait() // it must not be closed in the middle of a command
+		synctest.Wait() // it must not be closed during a command
 		server.Close()
 	})
 	dial := func(context.Context, string, string) (net.Conn, error) { return server.Dial() }
 	return &goredisWorld{pass: server.FastForward, client: func(testing.TB) redis.UniversalClient {
-		return redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379", Dialer: dial}) // an empty one is looked up
+		return redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379", Dialer: dial}) // an empty address would be resolved
 	}}
 }
 
-// full lets nobody SET: for a script, a server that has no room. (A full Redis 7.0 itself lets a script go on writing that
-// has deleted something before.)
+// full forbids SET to all clients. To a script that is a full server. (A Redis 7.0 that is really full still executes
+// the writes of a script that has deleted something before.)
 func (w *goredisWorld) full(t testing.TB, full bool) {
 	right := "+set"
 	if full {
@@ -136,7 +136,7 @@ func (w *goredisWorld) open(t testing.TB) redis.UniversalClient {
 func (w *goredisWorld) stores(t testing.TB) refilltest.StoreWorld {
 	a, ctx, prefix := w.open(t), context.Background(), w.prefix()
 	names := map[refilltest.Part]string{
-		refilltest.PartLease: "/lease", refilltest.PartClaim: "/claim", refilltest.PartMark: "/tag",
+		refilltest.PartLease: "/lease", refilltest.PartClaim: "/claim", refilltest.PartTag: "/tag",
 	}
 	must := func(cmd redis.Cmder) {
 		t.Helper()
@@ -171,7 +171,7 @@ func (w *goredisWorld) locks(t testing.TB) refilltest.LockWorld {
 	return world
 }
 
-// silence makes the servers keep their connections and answer nothing.
+// silence makes the servers keep their connections open and answer nothing.
 func (w *goredisWorld) silence(silent bool) {
 	for _, server := range w.servers {
 		if silent {
@@ -197,7 +197,7 @@ type goredisPrefix string
 
 func (p goredisPrefix) option() goredis.Option { return goredis.Prefix(string(p)) }
 
-// key is the key format, written down a second time on purpose.
+// key is the key format, implemented a second time on purpose.
 func (p goredisPrefix) key(full, part string) string {
 	name, key, _ := strings.Cut(full, ":")
 	hash := uint32(2166136261)
@@ -222,17 +222,17 @@ func TestGoredisLocks(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := make(t)
-			refilltest.TestLockDriver(t, refilltest.LockHarness{World: w.locks})
+			refilltest.TestLocks(t, refilltest.LockHarness{World: w.locks})
 		})
 	}
 }
 
-// In a bubble the least goroutine or timer that is left behind is a failure.
+// In a synctest bubble any goroutine or timer that is left behind fails the test.
 func TestGoredisInABubble(t *testing.T) {
 	refilltest.TestStore(t, refilltest.StoreHarness{Bubble: true, World: func(t testing.TB) refilltest.StoreWorld {
 		return overMiniredis(t).stores(t)
 	}})
-	refilltest.TestLockDriver(t, refilltest.LockHarness{Bubble: true, World: func(t testing.TB) refilltest.LockWorld {
+	refilltest.TestLocks(t, refilltest.LockHarness{Bubble: true, World: func(t testing.TB) refilltest.LockWorld {
 		return overMiniredis(t).locks(t)
 	}})
 }
@@ -241,7 +241,7 @@ func eventually(t testing.TB, what string, is func() bool) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); !is(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("waited in vain until %s", what)
+			t.Fatalf("not true within 10 s: %s", what)
 		}
 	}
 }

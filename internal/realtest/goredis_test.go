@@ -18,10 +18,11 @@ import (
 
 	"github.com/refill-go/refill"
 	"github.com/refill-go/refill/backend/goredis"
+	"github.com/refill-go/refill/driver"
 	"github.com/refill-go/refill/internal/realtest"
 )
 
-// This file is what goredis promises beyond refill.Store: on the wire, when the server misbehaves, and at the end.
+// This file tests what goredis promises beyond driver.Store: on the wire, when the server misbehaves, and at the end.
 
 const goredisTimeout = 250 * time.Millisecond // the default StoreTimeout
 
@@ -39,7 +40,7 @@ func goredisOn(t testing.TB, o *redis.Options) (*goredis.Store, *redis.Client) {
 func goredisRecord(t testing.TB, token, payload string) []byte {
 	t.Helper()
 	now := time.Now()
-	r := refill.Record{Token: token, LoadBegan: now, FreshUntil: now.Add(time.Minute), Payload: []byte(payload)}
+	r := driver.Record{Token: token, LoadBegan: now, FreshUntil: now.Add(time.Minute), Payload: []byte(payload)}
 	b, err := r.Append(nil)
 	if err != nil {
 		t.Fatal(err)
@@ -47,26 +48,26 @@ func goredisRecord(t testing.TB, token, payload string) []byte {
 	return b
 }
 
-// goredisStep is one call of every method of a Store.
+// goredisStep is a call of one method of a Store.
 type goredisStep struct {
 	name string
 	call func(ctx context.Context, s *goredis.Store) error
 }
 
-// goredisBid is a call of Begin for product:42.
-func goredisBid(b refill.Bid) func(context.Context, *goredis.Store) error {
+// goredisAcquire is a call of Acquire for product:42.
+func goredisAcquire(b driver.AcquireRequest) func(context.Context, *goredis.Store) error {
 	b.Key, b.LeaseTTL, b.ClaimTTL = "product:42", time.Minute, time.Minute
 	return func(ctx context.Context, s *goredis.Store) error {
-		_, err := s.Begin(ctx, b)
+		_, err := s.Acquire(ctx, b)
 		return err
 	}
 }
 
-// goredisBegin begins a fill, which nothing may be in the way of.
-func goredisBegin(t testing.TB, s *goredis.Store, key, token string) {
+// goredisMustAcquire acquires a lease, and fails the test if it is held.
+func goredisMustAcquire(t testing.TB, s *goredis.Store, key, token string) {
 	t.Helper()
-	b := refill.Bid{Key: key, Token: token, LeaseTTL: time.Minute, ClaimTTL: time.Minute, Ask: refill.AskLeft}
-	if r, err := s.Begin(context.Background(), b); err != nil || r.State != refill.BeginTaken {
+	b := driver.AcquireRequest{Key: key, Token: token, LeaseTTL: time.Minute, ClaimTTL: time.Minute, Mode: driver.Wait}
+	if r, err := s.Acquire(context.Background(), b); err != nil || r.State != driver.Acquired {
 		t.Fatal(r, err)
 	}
 }
@@ -76,37 +77,39 @@ func goredisSteps(t testing.TB) []goredisStep {
 	record := goredisRecord(t, token, "x")
 	return []goredisStep{
 		{"Get", func(ctx context.Context, s *goredis.Store) error { _, err := s.Get(ctx, key); return err }},
-		{"Begin once", goredisBid(refill.Bid{Token: token, Ask: refill.AskOnce})},
-		{"Begin again", goredisBid(refill.Bid{Token: token, Ask: refill.AskLeft})},
-		{"Begin lost once", goredisBid(refill.Bid{Token: "b#1", Ask: refill.AskOnce})},
-		{"Begin lost first", goredisBid(refill.Bid{Token: "b#1", Ask: refill.AskLeft})},
-		{"Begin lost", goredisBid(refill.Bid{Token: "b#2", Ask: refill.AskForce})},
+		{"Acquire", goredisAcquire(driver.AcquireRequest{Token: token, Mode: driver.Try})},
+		{"Acquire again", goredisAcquire(driver.AcquireRequest{Token: token, Mode: driver.Wait})},
+		{"Acquire held, try", goredisAcquire(driver.AcquireRequest{Token: "b#1", Mode: driver.Try})},
+		{"Acquire held, first wait", goredisAcquire(driver.AcquireRequest{Token: "b#1", Mode: driver.Wait})},
+		{"Acquire held, waiter registered", goredisAcquire(driver.AcquireRequest{Token: "b#2", Mode: driver.Force})},
 		{"Renew", func(ctx context.Context, s *goredis.Store) error {
 			_, err := s.Renew(ctx, key, token, time.Minute)
 			return err
 		}},
 		{"Publish", func(ctx context.Context, s *goredis.Store) error {
-			_, err := s.Publish(ctx, refill.Publication{Key: key, Token: token, Record: record, Keep: time.Minute})
+			_, err := s.Publish(ctx, driver.PublishRequest{Key: key, Token: token, Record: record, Keep: time.Minute})
 			return err
 		}},
-		{"Begin other", goredisBid(refill.Bid{Token: "b#3", Ask: refill.AskLeft})},
-		{"Begin left", goredisBid(refill.Bid{Token: token, Seen: token, Ask: refill.AskLeft})},
+		{"Acquire, value changed", goredisAcquire(driver.AcquireRequest{Token: "b#3", Mode: driver.Wait})},
+		{"Acquire, value seen", goredisAcquire(driver.AcquireRequest{Token: token, Seen: token, Mode: driver.Wait})},
 		{"Fail", func(ctx context.Context, s *goredis.Store) error { return s.Fail(ctx, key, token, "boom", time.Second) }},
 		{"Release", func(ctx context.Context, s *goredis.Store) error { return s.Release(ctx, key, token) }},
-		{"Invalidate", func(ctx context.Context, s *goredis.Store) error { return s.Invalidate(ctx, token, key, "product:43") }},
+		{"Invalidate", func(ctx context.Context, s *goredis.Store) error {
+			return s.Invalidate(ctx, token, key, "product:43")
+		}},
 		{"Expire", func(ctx context.Context, s *goredis.Store) error { return s.Expire(ctx, token, key, "product:43") }},
 		{"GetMany", func(ctx context.Context, s *goredis.Store) error {
 			_, err := s.GetMany(ctx, key, "product:43", "product:44")
 			return err
 		}},
-		{"HoldTags", func(ctx context.Context, s *goredis.Store) error {
-			return s.HoldTags(ctx, time.Minute, time.Minute, "product:red")
+		{"EnsureTags", func(ctx context.Context, s *goredis.Store) error {
+			return s.EnsureTags(ctx, time.Minute, time.Minute, "product:red")
 		}},
-		{"HoldTags again", func(ctx context.Context, s *goredis.Store) error {
-			return s.HoldTags(ctx, time.Minute, time.Hour, "product:red")
+		{"EnsureTags, longer", func(ctx context.Context, s *goredis.Store) error {
+			return s.EnsureTags(ctx, time.Minute, time.Hour, "product:red")
 		}},
-		{"HoldTags in vain", func(ctx context.Context, s *goredis.Store) error {
-			return s.HoldTags(ctx, time.Minute, time.Minute, "product:red")
+		{"EnsureTags, nothing to do", func(ctx context.Context, s *goredis.Store) error {
+			return s.EnsureTags(ctx, time.Minute, time.Minute, "product:red")
 		}},
 		{"Tags", func(ctx context.Context, s *goredis.Store) error {
 			_, err := s.Tags(ctx, "product:red", "product:blue")
@@ -133,41 +136,41 @@ func goredisSteps(t testing.TB) []goredisStep {
 	}
 }
 
-// The numbers of design-review section 3, last row, or fewer.
+// Each step costs exactly these commands.
 func TestGoredisCommandsPerStep(t *testing.T) {
 	server := realtest.StartRedis(t)
 	s, c := goredisOn(t, &redis.Options{Addr: server.Addr()})
 	ctx := context.Background()
 	steps := goredisSteps(t)
-	for _, step := range steps { // scripts are loaded, a sample of the clock is there
+	for _, step := range steps { // this loads the scripts, and samples the clock
 		if err := step.call(ctx, s); err != nil {
 			t.Fatal(step.name, err)
 		}
 	}
 	c.FlushAll(ctx)
 	want := map[string]map[string]int64{
-		"Get":              {"get": 1},
-		"Begin once":       {"set": 2, "evalsha": 1, "mget": 1, "time": 1},
-		"Begin again":      {"evalsha": 1, "mget": 1}, // all is ours already
-		"Begin lost once":  {"set": 1},
-		"Begin lost first": {"evalsha": 1, "mget": 1, "pttl": 1, "append": 1},
-		"Begin lost":       {"evalsha": 1, "mget": 1, "pttl": 1}, // the holder knows that somebody waits
-		"Begin left":       {"set": 2, "evalsha": 1, "mget": 1, "time": 1},
-		"Begin other":      {"evalsha": 1, "mget": 1},
-		"Renew":            {"evalsha": 1, "mget": 1, "pexpire": 1},
-		"Publish":          {"evalsha": 1, "mget": 1, "del": 1, "set": 1, "publish": 1},
-		"Invalidate":       {"evalsha": 2, "del": 2, "publish": 2},
-		"GetMany":          {"get": 3},
-		"HoldTags":         {"evalsha": 1, "mget": 1, "time": 1, "set": 1},
-		// Those who find a mark read it and its life, and write nothing that is not needed.
-		"HoldTags again":   {"evalsha": 1, "mget": 1, "pttl": 1, "pexpire": 1},
-		"HoldTags in vain": {"evalsha": 1, "mget": 1, "pttl": 1},
-		"Tags":             {"get": 2},
-		"InvalidateTags":   {"evalsha": 2, "time": 2, "mget": 2, "pttl": 1, "del": 2, "set": 2, "publish": 2},
-		"ExpireTags":       {"evalsha": 1, "time": 1, "mget": 1, "pttl": 1, "del": 1, "set": 1, "publish": 1},
-		"TryLock":          {"evalsha": 1, "mget": 2, "set": 2, "time": 1},
-		"Extend":           {"evalsha": 1, "mget": 1, "pexpire": 1},
-		"Unlock":           {"evalsha": 1, "mget": 1, "del": 1, "publish": 1},
+		"Get":                             {"get": 1},
+		"Acquire":                         {"set": 2, "evalsha": 1, "mget": 1, "time": 1},
+		"Acquire again":                   {"evalsha": 1, "mget": 1}, // lease and claim are ours already
+		"Acquire held, try":               {"set": 1},
+		"Acquire held, first wait":        {"evalsha": 1, "mget": 1, "pttl": 1, "append": 1},
+		"Acquire held, waiter registered": {"evalsha": 1, "mget": 1, "pttl": 1}, // nothing to append
+		"Acquire, value seen":             {"set": 2, "evalsha": 1, "mget": 1, "time": 1},
+		"Acquire, value changed":          {"evalsha": 1, "mget": 1},
+		"Renew":                           {"evalsha": 1, "mget": 1, "pexpire": 1},
+		"Publish":                         {"evalsha": 1, "mget": 1, "del": 1, "set": 1, "publish": 1},
+		"Invalidate":                      {"evalsha": 2, "del": 2, "publish": 2},
+		"GetMany":                         {"get": 3},
+		"EnsureTags":                      {"evalsha": 1, "mget": 1, "time": 1, "set": 1},
+		// If the tag is known, the script reads its state and TTL, and writes only what is needed.
+		"EnsureTags, longer":        {"evalsha": 1, "mget": 1, "pttl": 1, "pexpire": 1},
+		"EnsureTags, nothing to do": {"evalsha": 1, "mget": 1, "pttl": 1},
+		"Tags":                      {"get": 2},
+		"InvalidateTags":            {"evalsha": 2, "time": 2, "mget": 2, "pttl": 1, "del": 2, "set": 2, "publish": 2},
+		"ExpireTags":                {"evalsha": 1, "time": 1, "mget": 1, "pttl": 1, "del": 1, "set": 1, "publish": 1},
+		"TryLock":                   {"evalsha": 1, "mget": 2, "set": 2, "time": 1},
+		"Extend":                    {"evalsha": 1, "mget": 1, "pexpire": 1},
+		"Unlock":                    {"evalsha": 1, "mget": 1, "del": 1, "publish": 1},
 	}
 	for _, step := range steps {
 		server.ResetStats(t)
@@ -180,69 +183,69 @@ func TestGoredisCommandsPerStep(t *testing.T) {
 	}
 }
 
-// What the suite cannot plant: marks as other nodes, other clocks and other tools leave them.
-func TestGoredisStoreMarks(t *testing.T) {
+// These tag states cannot be stored by the suite: other nodes, other clocks and other tools leave them.
+func TestGoredisTagStates(t *testing.T) {
 	server := realtest.StartRedis(t)
 	s, c := goredisOn(t, &redis.Options{Addr: server.Addr()})
 	ctx := context.Background()
 	const tag, life = "product:red", time.Minute
-	mark := goredisPrefix("refill").key(tag, "/tag")
+	stateKey := goredisPrefix("refill").key(tag, "/tag")
 	now := func() int64 { return c.Time(ctx).Val().UnixMicro() }
 	start, second := now(), time.Second.Microseconds()
-	hold := func() error { return s.HoldTags(ctx, 10*time.Second, life, tag) }
+	ensure := func() error { return s.EnsureTags(ctx, 10*time.Second, life, tag) }
 	invalidate := func() error { return s.InvalidateTags(ctx, "a#1", life, tag) }
 	expire := func() error { return s.ExpireTags(ctx, "a#1", life, tag) }
 	const isNow, isReach = -1, -2
 	for _, x := range []struct {
 		name        string
-		there       string
+		before      string
 		ttl         time.Duration
 		do          func() error
 		invalidated int64 // or isNow, isReach
 		expired     int64 // or isNow
 	}{
-		{"held", "5 7", life / 2, hold, 5, 7},
-		{"held, from a clock that was set back", fmt.Sprint(start+3600*second, " 0"), life, hold, start + 3600*second, 0},
-		{"held, no end", "5 7", 0, hold, isReach, 0},
+		{"ensured", "5 7", life / 2, ensure, 5, 7},
+		{"ensured, clock set back", fmt.Sprint(start+3600*second, " 0"), life, ensure, start + 3600*second, 0},
+		{"ensured, no TTL", "5 7", 0, ensure, isReach, 0},
 		{"invalidated", "5 7", life / 2, invalidate, isNow, 7},
-		{"invalidated, no end", "5 7", 0, invalidate, isNow, 0},
+		{"invalidated, no TTL", "5 7", 0, invalidate, isNow, 0},
 		{"expired", "5 7", life / 2, expire, 5, isNow},
-		{"expired, no end", "5 7", 0, expire, isNow, isNow},
+		{"expired, no TTL", "5 7", 0, expire, isNow, isNow},
 		{"invalidated, clock stepped back", fmt.Sprint(start+second*9/10, " 7"), life, invalidate, start + second*9/10, 7},
 		{"expired, clock stepped back", fmt.Sprint("5 ", start+second*9/10), life, expire, 5, start + second*9/10},
 		{"invalidated, clock set back", fmt.Sprint(start+60*second, " 7"), life, invalidate, isNow, 7},
 		{"expired, clock set back", fmt.Sprint("5 ", start+60*second), life, expire, 5, isNow},
-		{"more than one", "5 7 9", life, hold, isReach, 0},
+		{"three numbers", "5 7 9", life, ensure, isReach, 0},
 		{"leading zero", "05 7", life, invalidate, isNow, 0},
-		{"too large", "9000000000000000 0", life, hold, isReach, 0},
-		{"far too large", strings.Repeat("9", 400) + " 0", life, hold, isReach, 0},
-		{"fraction", "5.5 0", life, hold, isReach, 0},
-		{"empty", "", life, hold, isReach, 0},
+		{"too large", "9000000000000000 0", life, ensure, isReach, 0},
+		{"far too large", strings.Repeat("9", 400) + " 0", life, ensure, isReach, 0},
+		{"fraction", "5.5 0", life, ensure, isReach, 0},
+		{"empty", "", life, ensure, isReach, 0},
 	} {
-		if err := c.Set(ctx, mark, x.there, x.ttl).Err(); err != nil {
+		if err := c.Set(ctx, stateKey, x.before, x.ttl).Err(); err != nil {
 			t.Fatal(err)
 		}
-		before := now()
+		begin := now()
 		if err := x.do(); err != nil {
 			t.Errorf("%s: %v", x.name, err)
 		}
-		after := now()
-		got, left := c.Get(ctx, mark).Val(), c.PTTL(ctx, mark).Val()
+		end := now()
+		got, left := c.Get(ctx, stateKey).Val(), c.PTTL(ctx, stateKey).Val()
 		var invalidated, expired int64
 		if n, err := fmt.Sscanf(got, "%d %d", &invalidated, &expired); n != 2 || err != nil {
-			t.Fatalf("%s: the mark is %q", x.name, got)
+			t.Fatalf("%s: the tag state is %q", x.name, got)
 		}
 		is := func(got, want int64) bool {
 			switch want {
 			case isNow:
-				return got >= before && got <= after
+				return got >= begin && got <= end
 			case isReach:
-				return got >= before-10*second && got <= after-10*second
+				return got >= begin-10*second && got <= end-10*second
 			}
 			return got == want
 		}
 		if !is(invalidated, x.invalidated) || !is(expired, x.expired) || left <= life-10*time.Second || left > life {
-			t.Errorf("%s: %q became %q with %v left, by a clock of %d", x.name, x.there, got, left, after)
+			t.Errorf("%s: %q became %q with a TTL of %v; the clock was %d", x.name, x.before, got, left, end)
 		}
 		if state, err := s.Tags(ctx, tag); err != nil || !state[0].Known {
 			t.Errorf("%s: %+v, %v", x.name, state, err)
@@ -250,23 +253,24 @@ func TestGoredisStoreMarks(t *testing.T) {
 	}
 }
 
-// A full Redis takes a void of a tag, since a mark that stays would revive what it should void, and a longer life.
-func TestGoredisStoreMarksWithoutRoom(t *testing.T) {
+// A full Redis accepts InvalidateTags, because a tag state that stays would keep values valid that must be invalid. It
+// also accepts a longer TTL of a known tag.
+func TestGoredisTagStatesOnAFullServer(t *testing.T) {
 	server := realtest.StartRedis(t)
 	s, c := goredisOn(t, &redis.Options{Addr: server.Addr()})
 	ctx := context.Background()
-	if err := s.HoldTags(ctx, time.Hour, time.Minute, "product:red", "product:blue"); err != nil {
+	if err := s.EnsureTags(ctx, time.Hour, time.Minute, "product:red", "product:blue"); err != nil {
 		t.Fatal(err)
 	}
 	began := c.Time(ctx).Val()
 	if err := c.ConfigSet(ctx, "maxmemory", "1").Err(); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.HoldTags(ctx, time.Hour, time.Hour, "product:blue"); err != nil {
-		t.Error("HoldTags of a tag that is known:", err)
+	if err := s.EnsureTags(ctx, time.Hour, time.Hour, "product:blue"); err != nil {
+		t.Error("EnsureTags of a tag that is known:", err)
 	}
-	if err := s.HoldTags(ctx, time.Hour, time.Hour, "product:green"); err == nil {
-		t.Error("HoldTags of a tag that is not known gives no error")
+	if err := s.EnsureTags(ctx, time.Hour, time.Hour, "product:green"); err == nil {
+		t.Error("EnsureTags of a tag that is not known gives no error")
 	}
 	if err := s.InvalidateTags(ctx, "a#1", time.Minute, "product:red"); err != nil {
 		t.Error("InvalidateTags:", err)
@@ -277,7 +281,8 @@ func TestGoredisStoreMarksWithoutRoom(t *testing.T) {
 	}
 }
 
-// One key that cannot be read is an error, not a miss; a value of a foreign type is a miss, in the midst of others.
+// A key that cannot be read is an error, not a miss. A value of a foreign type is a miss; the other keys are not
+// affected.
 func TestGoredisStoreGetMany(t *testing.T) {
 	server := realtest.StartRedis(t)
 	s, c := goredisOn(t, &redis.Options{Addr: server.Addr()})
@@ -296,7 +301,7 @@ func TestGoredisStoreGetMany(t *testing.T) {
 		t.Fatal(len(records), err)
 	}
 	if got := server.Commandstats(t); got["time"] != 1 {
-		t.Errorf("the first GetMany took no sample of the clock: %v", got)
+		t.Errorf("the first GetMany did not sample the clock: %v", got)
 	}
 	for i, r := range records {
 		if want := all[i]; string(r) != want && (i != 500 || r != nil) {
@@ -307,14 +312,14 @@ func TestGoredisStoreGetMany(t *testing.T) {
 		t.Fatal(err)
 	}
 	if records, err := s.GetMany(ctx, "product:1", "product:2", "product:10"); err == nil {
-		t.Errorf("%q although one of them must not be read", records)
+		t.Errorf("%q although one key may not be read", records)
 	}
 	err = s.InvalidateTags(ctx, "a#1", time.Minute, "product:2", "product:1", "product:3")
 	if err == nil || !strings.Contains(err.Error(), "2 of 3 keys") {
 		t.Error(err)
 	}
 	if states, err := s.Tags(ctx, "product:1"); err != nil || !states[0].Known {
-		t.Errorf("one that fails kept another from being marked: %+v, %v", states, err)
+		t.Errorf("one tag that failed kept another from being invalidated: %+v, %v", states, err)
 	}
 }
 
@@ -333,20 +338,20 @@ func TestGoredisScriptsAreSentAgain(t *testing.T) {
 			t.Error(step.name, err)
 		}
 	}
-	for _, void := range []func(context.Context, string, ...string) error{s.Expire, s.Invalidate} {
+	for _, invalidate := range []func(context.Context, string, ...string) error{s.Expire, s.Invalidate} {
 		c.ScriptFlush(ctx)
-		if err := void(ctx, "a#1", many...); err != nil {
+		if err := invalidate(ctx, "a#1", many...); err != nil {
 			t.Error(err)
 		}
 	}
 	for _, key := range many {
 		if n := c.Exists(ctx, goredisPrefix("refill").key(key, "")).Val(); n != 0 {
-			t.Fatal(key, "is still there")
+			t.Fatal(key, "still exists")
 		}
 	}
 }
 
-func TestGoredisVoidSaysHowManyFailed(t *testing.T) {
+func TestGoredisInvalidateReportsHowManyFailed(t *testing.T) {
 	server := realtest.StartRedis(t)
 	s, c := goredisOn(t, &redis.Options{Addr: server.Addr()})
 	ctx := context.Background()
@@ -362,13 +367,15 @@ func TestGoredisVoidSaysHowManyFailed(t *testing.T) {
 	}
 }
 
-// Every call returns when its ctx ends, however it ends.
+// Every call returns when its ctx ends, by a deadline or by cancel.
 func TestGoredisSilentServer(t *testing.T) {
 	for _, deadlines := range []bool{false, true} {
-		for _, listening := range []bool{false, true} {
-			t.Run(fmt.Sprintf("ContextTimeoutEnabled %v, listening %v", deadlines, listening), func(t *testing.T) {
+		for _, subscribed := range []bool{false, true} {
+			t.Run(fmt.Sprintf("ContextTimeoutEnabled %v, subscribed %v", deadlines, subscribed), func(t *testing.T) {
 				server := realtest.StartRedis(t)
-				s, _ := goredisOn(t, &redis.Options{Addr: server.Addr(), ContextTimeoutEnabled: deadlines, ReadTimeout: time.Second, MaxRetries: -1})
+				s, _ := goredisOn(t, &redis.Options{
+					Addr: server.Addr(), ContextTimeoutEnabled: deadlines, ReadTimeout: time.Second, MaxRetries: -1,
+				})
 				steps := goredisSteps(t)
 				for _, step := range steps {
 					if err := step.call(context.Background(), s); err != nil {
@@ -376,9 +383,9 @@ func TestGoredisSilentServer(t *testing.T) {
 					}
 				}
 				before := runtime.NumGoroutine()
-				if listening {
-					e := goredisListen(t, s, "product")
-					e.next(refill.NoteUp)
+				if subscribed {
+					e := goredisSubscribe(t, s, "product")
+					e.next(driver.Subscribed)
 				}
 				server.Freeze()
 				var wg sync.WaitGroup
@@ -395,14 +402,16 @@ func TestGoredisSilentServer(t *testing.T) {
 				wg.Wait()
 				server.Thaw()
 				eventually(t, "the goroutines left behind have ended", func() bool {
-					return listening || runtime.NumGoroutine() <= before
+					return subscribed || runtime.NumGoroutine() <= before
 				})
 			})
 		}
 	}
 }
 
-func goredisInTime(t *testing.T, step goredisStep, s *goredis.Store, ctx context.Context, limit time.Duration, want error) {
+func goredisInTime(
+	t *testing.T, step goredisStep, s *goredis.Store, ctx context.Context, limit time.Duration, want error,
+) {
 	t.Helper()
 	began := time.Now()
 	err := step.call(ctx, s)
@@ -411,7 +420,7 @@ func goredisInTime(t *testing.T, step goredisStep, s *goredis.Store, ctx context
 	}
 }
 
-// A reply that is lost does not hide a lease that was won.
+// If the reply to Acquire is lost, the retry still finds that the lease was acquired.
 func TestGoredisLostReply(t *testing.T) {
 	server := realtest.StartRedis(t)
 	proxy := realtest.StartProxy(t, server.Addr())
@@ -420,17 +429,18 @@ func TestGoredisLostReply(t *testing.T) {
 	if _, err := s.Get(ctx, "product:42"); err != nil {
 		t.Fatal(err)
 	}
-	goredisBegin(t, s, "product:warm", "a#1") // the script is loaded
-	for i, how := range []refill.Ask{refill.AskOnce, refill.AskLeft, refill.AskForce} {
-		b := refill.Bid{Key: fmt.Sprint("product:", i), Token: "a#1", LeaseTTL: time.Minute, ClaimTTL: time.Minute, Ask: how}
+	goredisMustAcquire(t, s, "product:warm", "a#1") // this loads the script
+	for i, mode := range []driver.Mode{driver.Try, driver.Wait, driver.Force} {
+		key := fmt.Sprint("product:", i)
+		b := driver.AcquireRequest{Key: key, Token: "a#1", LeaseTTL: time.Minute, ClaimTTL: time.Minute, Mode: mode}
 		requests := []string{"evalsha"}
-		if how == refill.AskOnce {
+		if mode == driver.Try {
 			requests = []string{"nx", "evalsha"}
 		}
 		for _, request := range requests {
 			lost := proxy.LoseReply(request)
-			if r, err := s.Begin(ctx, b); err != nil || r.State != refill.BeginTaken {
-				t.Errorf("Ask %d, reply to %s lost: %+v, %v, want it taken", how, request, r, err)
+			if r, err := s.Acquire(ctx, b); err != nil || r.State != driver.Acquired {
+				t.Errorf("Mode %d, reply to %s lost: %+v, %v, want Acquired", mode, request, r, err)
 			}
 			<-lost
 			if err := s.Release(ctx, b.Key, b.Token); err != nil {
@@ -440,33 +450,33 @@ func TestGoredisLostReply(t *testing.T) {
 	}
 }
 
-// goredisEar hears what a listener of a Store hears.
-type goredisEar struct {
-	t     testing.TB
-	notes chan refill.Note
-	stop  func()
+// goredisSubscriber collects the announcements that a subscriber of a Store receives.
+type goredisSubscriber struct {
+	t        testing.TB
+	received chan driver.Announcement
+	stop     func()
 }
 
-func goredisListen(t testing.TB, s refill.Store, name string) *goredisEar {
-	e := &goredisEar{t: t, notes: make(chan refill.Note, 1000)}
-	e.stop = s.Listen(name, func(n refill.Note) { e.notes <- n })
+func goredisSubscribe(t testing.TB, s driver.Store, name string) *goredisSubscriber {
+	e := &goredisSubscriber{t: t, received: make(chan driver.Announcement, 1000)}
+	e.stop = s.Subscribe(name, func(a driver.Announcement) { e.received <- a })
 	t.Cleanup(e.stop)
 	return e
 }
 
-// next waits for a note, which has to be of this kind.
-func (e *goredisEar) next(kind refill.NoteKind) refill.Note {
+// next waits for the next announcement, which must be of this kind.
+func (e *goredisSubscriber) next(kind driver.AnnouncementKind) driver.Announcement {
 	e.t.Helper()
 	select {
-	case n := <-e.notes:
-		if n.Kind != kind {
-			e.t.Fatalf("heard %+v, want kind %d", n, kind)
+	case a := <-e.received:
+		if a.Kind != kind {
+			e.t.Fatalf("received %+v, want kind %d", a, kind)
 		}
-		return n
+		return a
 	case <-time.After(10 * time.Second):
-		e.t.Fatalf("heard nothing, want kind %d", kind)
+		e.t.Fatalf("received nothing, want kind %d", kind)
 	}
-	return refill.Note{}
+	return driver.Announcement{}
 }
 
 func TestGoredisSubscriptionBreaks(t *testing.T) {
@@ -488,28 +498,28 @@ func TestGoredisSubscriptionBreaks(t *testing.T) {
 			server := realtest.StartRedis(t)
 			proxy := realtest.StartProxy(t, server.Addr())
 			s, _ := goredisOn(t, &redis.Options{Addr: proxy.Addr()})
-			e := goredisListen(t, s, "product")
-			e.next(refill.NoteUp)
+			e := goredisSubscribe(t, s, "product")
+			e.next(driver.Subscribed)
 			began := time.Now()
 			harm(t, server, proxy)
-			if n := e.next(refill.NoteDown); n.Err == nil {
-				t.Error("NoteDown without an error")
+			if a := e.next(driver.Disconnected); a.Err == nil {
+				t.Error("Disconnected without an error")
 			}
 			if took := time.Since(began); took > 3*time.Second {
-				t.Errorf("NoteDown after %v", took)
+				t.Errorf("Disconnected only after %v", took)
 			}
 			server.Thaw()
 			proxy.Heal()
-			e.next(refill.NoteUp)
+			e.next(driver.Subscribed)
 			if err := s.Invalidate(context.Background(), "a#1", "product:42"); err != nil {
 				t.Fatal(err)
 			}
-			e.next(refill.NoteInvalidated)
+			e.next(driver.Invalidated)
 		})
 	}
 }
 
-// The format of announcements is final: releases of years apart may share a channel.
+// The format of announcements is final: releases that are years apart may share a channel.
 func TestGoredisAnnouncementsOnTheWire(t *testing.T) {
 	server := realtest.StartRedis(t)
 	s, c := goredisOn(t, &redis.Options{Addr: server.Addr()})
@@ -521,23 +531,25 @@ func TestGoredisAnnouncementsOnTheWire(t *testing.T) {
 	}
 	const key = "product:4 2"
 	record := goredisRecord(t, "a#1", "x")
-	begin := func(token string) {
+	acquire := func(token string) {
 		t.Helper()
-		goredisBegin(t, s, key, token)
+		goredisMustAcquire(t, s, key, token)
 	}
 	for _, step := range []struct {
 		act  func() error
 		want string
 	}{
 		{func() error {
-			begin("a#1")
-			_, err := s.Publish(ctx, refill.Publication{Key: key, Token: "a#1", Replaced: "b#22", Record: record, Keep: time.Minute})
+			acquire("a#1")
+			_, err := s.Publish(ctx, driver.PublishRequest{
+				Key: key, Token: "a#1", Replaced: "b#22", Record: record, Keep: time.Minute,
+			})
 			return err
 		}, "RN1 f 3 4 11 a#1b#22product:4 2" + string(record)},
 		{func() error { return s.Expire(ctx, "a#2", key) }, "RN1 e 3 0 11 a#2product:4 2"},
 		{func() error { return s.Invalidate(ctx, "", key) }, "RN1 i 0 0 11 product:4 2"},
-		{func() error { begin("a#3"); return s.Fail(ctx, key, "a#3", "boom", 0) }, "RN1 x 3 0 11 a#3product:4 2boom"},
-		{func() error { begin("a#4"); return s.Release(ctx, key, "a#4") }, "RN1 r 3 0 11 a#4product:4 2"},
+		{func() error { acquire("a#3"); return s.Fail(ctx, key, "a#3", "boom", 0) }, "RN1 x 3 0 11 a#3product:4 2boom"},
+		{func() error { acquire("a#4"); return s.Release(ctx, key, "a#4") }, "RN1 r 3 0 11 a#4product:4 2"},
 		{func() error {
 			if _, err := s.TryLock(ctx, key, "a#5", time.Minute); err != nil {
 				return err
@@ -559,18 +571,18 @@ func TestGoredisAnnouncementsOnTheWire(t *testing.T) {
 	}
 }
 
-func TestGoredisLateListener(t *testing.T) {
+func TestGoredisLateSubscriber(t *testing.T) {
 	server := realtest.StartRedis(t)
 	s, _ := goredisOn(t, &redis.Options{Addr: server.Addr()})
-	goredisListen(t, s, "product").next(refill.NoteUp)
-	var heard []refill.NoteKind
-	s.Listen("user", func(n refill.Note) { heard = append(heard, n.Kind) })()
-	if !slices.Equal(heard, []refill.NoteKind{refill.NoteUp}) {
-		t.Errorf("heard %v before Listen returned, want NoteUp", heard)
+	goredisSubscribe(t, s, "product").next(driver.Subscribed)
+	var received []driver.AnnouncementKind
+	s.Subscribe("user", func(a driver.Announcement) { received = append(received, a.Kind) })()
+	if !slices.Equal(received, []driver.AnnouncementKind{driver.Subscribed}) {
+		t.Errorf("received %v before Subscribe returned, want Subscribed", received)
 	}
 }
 
-// Nothing is left when nobody listens any more: no goroutine, no connection, also when the server is silent.
+// After the last subscriber has left, no goroutine and no connection is left behind, even if the server is silent.
 func TestGoredisLeavesNothing(t *testing.T) {
 	for _, name := range []string{"single", "deadlines", "cluster", "ring"} {
 		for _, frozen := range []bool{false, true} {
@@ -589,10 +601,10 @@ func TestGoredisLeavesNothing(t *testing.T) {
 				}
 				goroutines, connections := runtime.NumGoroutine(), conns()
 				for range 3 {
-					a, b := goredisListen(t, s, "a"), goredisListen(t, s, "b")
-					a.next(refill.NoteUp)
-					b.next(refill.NoteUp)
-					s.Listen("c", func(refill.Note) {})()
+					a, b := goredisSubscribe(t, s, "a"), goredisSubscribe(t, s, "b")
+					a.next(driver.Subscribed)
+					b.next(driver.Subscribed)
+					s.Subscribe("c", func(driver.Announcement) {})()
 					if _, err := s.Renew(ctx, "product:42", "a#1", time.Minute); err != nil {
 						t.Fatal(err)
 					}
@@ -615,40 +627,40 @@ func TestGoredisLeavesNothing(t *testing.T) {
 					}
 				}
 				began := time.Now()
-				eventually(t, "the goroutines are gone", func() bool { return runtime.NumGoroutine() <= goroutines })
+				eventually(t, "the goroutines have ended", func() bool { return runtime.NumGoroutine() <= goroutines })
 				if took := time.Since(began); took > 50*time.Millisecond {
 					t.Errorf("goroutines lived %v longer than stop", took)
 				}
-				eventually(t, "the connections are gone", func() bool { return conns() <= connections })
+				eventually(t, "the connections are closed", func() bool { return conns() <= connections })
 			})
 		}
 	}
 }
 
-// stop is prompt also while the session is about to connect.
+// stop returns at once, even while the subscription is connecting.
 func TestGoredisStopsWhileConnecting(t *testing.T) {
 	server := realtest.StartRedis(t)
 	s, _ := goredisOn(t, &redis.Options{Addr: server.Addr()})
 	server.Freeze()
 	before := runtime.NumGoroutine()
 	for _, after := range []time.Duration{0, time.Millisecond, 20 * time.Millisecond, 300 * time.Millisecond} {
-		stop := s.Listen("product", func(refill.Note) {})
+		stop := s.Subscribe("product", func(driver.Announcement) {})
 		time.Sleep(after)
 		began := time.Now()
 		stop()
 		if took := time.Since(began); took > 100*time.Millisecond {
-			t.Errorf("stop took %v, %v after Listen", took, after)
+			t.Errorf("stop took %v, %v after Subscribe", took, after)
 		}
 	}
-	eventually(t, "the goroutines are gone", func() bool { return runtime.NumGoroutine() <= before })
+	eventually(t, "the goroutines have ended", func() bool { return runtime.NumGoroutine() <= before })
 	server.Thaw()
 }
 
 // A renewal does not queue behind the user's own commands.
-func TestGoredisRenewsBesideAFullPool(t *testing.T) {
+func TestGoredisRenewsWhileThePoolIsFull(t *testing.T) {
 	server := realtest.StartRedis(t)
 	s, c := goredisOn(t, &redis.Options{Addr: server.Addr(), PoolSize: 1})
-	goredisListen(t, s, "product").next(refill.NoteUp)
+	goredisSubscribe(t, s, "product").next(driver.Subscribed)
 	ctx, cancel := context.WithTimeout(context.Background(), goredisTimeout)
 	defer cancel()
 	go c.BLPop(context.Background(), 2*time.Second, "nothing")
@@ -666,8 +678,8 @@ func TestGoredisRenewsBesideAFullPool(t *testing.T) {
 	}
 }
 
-// A session that ends under a renewal does not fail it.
-func TestGoredisRenewsOverTheEndOfASession(t *testing.T) {
+// The end of a subscription during a renewal does not fail the renewal.
+func TestGoredisRenewsWhileASubscriptionEnds(t *testing.T) {
 	server := realtest.StartRedis(t)
 	s, _ := goredisOn(t, &redis.Options{Addr: server.Addr()})
 	ctx, cancel := context.WithCancel(context.Background())
@@ -683,8 +695,8 @@ func TestGoredisRenewsOverTheEndOfASession(t *testing.T) {
 		})
 	}
 	for range 30 {
-		e := goredisListen(t, s, "product")
-		e.next(refill.NoteUp)
+		e := goredisSubscribe(t, s, "product")
+		e.next(driver.Subscribed)
 		e.stop()
 	}
 	cancel()
@@ -728,17 +740,17 @@ func TestGoredisWarns(t *testing.T) {
 	host, port, _ := strings.Cut(master.Addr(), ":")
 	server := realtest.StartRedis(t, "--maxmemory-policy", "volatile-ttl", "--replicaof", host, port)
 	s, _ := goredisOn(t, &redis.Options{Addr: server.Addr()})
-	for range 2 { // in each session
-		early := goredisListen(t, s, "product")
-		early.next(refill.NoteUp)
-		texts := early.next(refill.NoteWarning).Err.Error() + early.next(refill.NoteWarning).Err.Error()
-		late := goredisListen(t, s, "user")
-		late.next(refill.NoteUp)
-		late.next(refill.NoteWarning)
-		late.next(refill.NoteWarning)
+	for range 2 { // in each subscription
+		early := goredisSubscribe(t, s, "product")
+		early.next(driver.Subscribed)
+		texts := early.next(driver.Warning).Err.Error() + early.next(driver.Warning).Err.Error()
+		late := goredisSubscribe(t, s, "user")
+		late.next(driver.Subscribed)
+		late.next(driver.Warning)
+		late.next(driver.Warning)
 		for _, word := range []string{"volatile-ttl", "replica"} {
 			if !strings.Contains(texts, word) {
-				t.Errorf("%q says nothing of %s", texts, word)
+				t.Errorf("the warnings %q do not contain %s", texts, word)
 			}
 		}
 		early.stop()
@@ -771,38 +783,39 @@ func TestGoredisClock(t *testing.T) {
 	}
 }
 
-// A server that is really full: leases and claims cannot be taken, but a fill that has both is published.
+// The server is really full. No lease or claim can be acquired, but a fill that has both is published.
 func TestGoredisFullServer(t *testing.T) {
 	server := realtest.StartRedis(t)
 	s, c := goredisOn(t, &redis.Options{Addr: server.Addr()})
 	ctx := context.Background()
-	e := goredisListen(t, s, "product")
-	e.next(refill.NoteUp)
-	goredisBegin(t, s, "product:42", "a#1")
+	e := goredisSubscribe(t, s, "product")
+	e.next(driver.Subscribed)
+	goredisMustAcquire(t, s, "product:42", "a#1")
 	c.ConfigSet(ctx, "maxmemory", "1")
-	for _, how := range []refill.Ask{refill.AskOnce, refill.AskLeft} {
-		b := refill.Bid{Key: "product:43", Token: "a#1", LeaseTTL: time.Minute, ClaimTTL: time.Minute, Ask: how}
-		if _, err := s.Begin(ctx, b); err == nil {
-			t.Error("a lease was taken from a full server")
+	for _, mode := range []driver.Mode{driver.Try, driver.Wait} {
+		b := driver.AcquireRequest{Key: "product:43", Token: "a#1", LeaseTTL: time.Minute, ClaimTTL: time.Minute, Mode: mode}
+		if _, err := s.Acquire(ctx, b); err == nil {
+			t.Error("a lease was acquired on a full server")
 		}
 	}
-	p := refill.Publication{Key: "product:42", Token: "a#1", Record: goredisRecord(t, "a#1", "x"), Keep: time.Minute}
-	if state, err := s.Publish(ctx, p); err != nil || state == refill.PublishRefused {
+	p := driver.PublishRequest{Key: "product:42", Token: "a#1", Record: goredisRecord(t, "a#1", "x"), Keep: time.Minute}
+	if state, err := s.Publish(ctx, p); err != nil || state == driver.Rejected {
 		t.Error(state, err)
 	}
-	e.next(refill.NoteFilled)
+	e.next(driver.Filled)
 	for _, key := range []string{"product:42", "product:44"} {
 		if err := s.Invalidate(ctx, "a#2", key); err != nil {
 			t.Error(err)
 		}
-		e.next(refill.NoteInvalidated)
+		e.next(driver.Invalidated)
 	}
 	if n := c.DBSize(ctx).Val(); n != 0 {
-		t.Errorf("%d keys are left", n)
+		t.Errorf("%d keys are left behind", n)
 	}
 }
 
-// A Ring whose shard goes away and comes back: both are doubts, and in the end every shard is heard.
+// A shard of a Ring goes away and comes back. Each time the subscription is renewed, and in the end it covers every
+// shard.
 func TestGoredisRingShardReturns(t *testing.T) {
 	first, second := realtest.StartRedis(t), realtest.StartRedis(t)
 	ring := redis.NewRing(&redis.RingOptions{
@@ -811,47 +824,51 @@ func TestGoredisRingShardReturns(t *testing.T) {
 	})
 	t.Cleanup(func() { ring.Close() })
 	s, ctx := goredis.New(ring), context.Background()
-	e := goredisListen(t, s, "product")
-	e.next(refill.NoteUp)
+	e := goredisSubscribe(t, s, "product")
+	e.next(driver.Subscribed)
 	second.Kill()
-	e.next(refill.NoteDown)
-	e.next(refill.NoteUp) // on the shard that is left
+	e.next(driver.Disconnected)
+	e.next(driver.Subscribed) // on the shard that is left
 	second.Restart()
-	e.next(refill.NoteDown)
-	e.next(refill.NoteUp)
+	e.next(driver.Disconnected)
+	e.next(driver.Subscribed)
 	for i := range 20 {
 		if err := s.Invalidate(ctx, "a#1", fmt.Sprint("product:", i)); err != nil {
 			t.Fatal(err)
 		}
-		e.next(refill.NoteInvalidated)
+		e.next(driver.Invalidated)
 	}
 }
 
-// A Sentinel client is cloned with its dialer: after a failover the session is at the new master.
+// A Sentinel client is cloned with its dialer. After a failover the subscription is at the new master.
 func TestGoredisSentinelFailover(t *testing.T) {
 	t.Parallel()
 	sentinel, ctx := realtest.StartSentinel(t), context.Background()
-	rdb := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: sentinel.MasterName(), SentinelAddrs: sentinel.Addrs()})
+	rdb := redis.NewFailoverClient(&redis.FailoverOptions{
+		MasterName: sentinel.MasterName(), SentinelAddrs: sentinel.Addrs(),
+	})
 	t.Cleanup(func() { rdb.Close() })
 	s := goredis.New(rdb)
-	e := goredisListen(t, s, "product")
-	e.next(refill.NoteUp)
+	e := goredisSubscribe(t, s, "product")
+	e.next(driver.Subscribed)
 	next := redis.NewClient(&redis.Options{Addr: sentinel.Failover().Addr()})
 	defer next.Close()
-	eventually(t, "the client is at the new master", func() bool { return s.Invalidate(ctx, "a#1", "product:42") == nil })
-	// The old master stays one for some seconds, and answers PING; that announcements do not come back is noticed.
-	began, heard := time.Now(), []refill.NoteKind{}
-	eventually(t, "announcements of the new master are heard", func() bool {
-		_ = s.Invalidate(ctx, "a#1", "product:42") // it is repeated
-		for len(e.notes) > 0 {
-			heard = append(heard, (<-e.notes).Kind)
+	eventually(t, "the client uses the new master", func() bool { return s.Invalidate(ctx, "a#1", "product:42") == nil })
+	// The old master remains one for some seconds, and answers PING. The self-check detects that announcements do not
+	// arrive.
+	began, received := time.Now(), []driver.AnnouncementKind{}
+	eventually(t, "announcements of the new master arrive", func() bool {
+		_ = s.Invalidate(ctx, "a#1", "product:42") // repeated until it arrives
+		for len(e.received) > 0 {
+			received = append(received, (<-e.received).Kind)
 		}
-		return slices.Contains(heard, refill.NoteInvalidated) && next.PubSubNumSub(ctx, "refill:notes").Val()["refill:notes"] == 1
+		return slices.Contains(received, driver.Invalidated) &&
+			next.PubSubNumSub(ctx, "refill:notes").Val()["refill:notes"] == 1
 	})
-	if took := time.Since(began); took > 6*time.Second || !slices.Contains(heard, refill.NoteDown) {
-		t.Errorf("after %v, having heard %v", took, heard)
+	if took := time.Since(began); took > 6*time.Second || !slices.Contains(received, driver.Disconnected) {
+		t.Errorf("after %v, received %v; want Disconnected, within 6 s", took, received)
 	}
-	goredisBegin(t, s, "product:42", "a#1")
+	goredisMustAcquire(t, s, "product:42", "a#1")
 	if mine, err := s.Renew(ctx, "product:42", "a#1", time.Minute); err != nil || !mine {
 		t.Errorf("renewal at the new master: %v, %v", mine, err)
 	}

@@ -19,15 +19,16 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/refill-go/refill"
+	"github.com/refill-go/refill/driver"
 	"github.com/refill-go/refill/internal/realtest/history"
 )
 
-// This file runs a fleet under random faults, and has package history check what it did.
+// This file runs a fleet under random faults. Package history checks what it did.
 
 var (
-	historySeed = flag.Uint64("history.seed", 0, "the faults of TestHistory; 0 = random")
-	historyFor  = flag.Duration("history.for", 0, "how long TestHistory runs; 0 = 11 s, with REFILL_TORTURE=1 REFILL_TORTURE_FOR or 5 min")
+	historySeed = flag.Uint64("history.seed", 0, "seed of the faults of TestHistory; 0 = random")
+	historyFor  = flag.Duration("history.for", 0,
+		"how long TestHistory runs; 0 = 11 s, or with REFILL_TORTURE=1 REFILL_TORTURE_FOR (default 5 min)")
 )
 
 const (
@@ -46,9 +47,9 @@ func init() {
 	})
 }
 
-// TestHistory lets a fleet of processes read, write, void and refresh a few keys while processes are killed and frozen,
-// Redis dies and the network breaks, and checks everything that each of them did. A long run is made of rounds of a
-// minute, each with a seed of its own.
+// TestHistory runs a fleet of processes that read, write, invalidate, expire and refresh a few keys. Meanwhile
+// processes are killed and frozen, Redis dies, and the network breaks. Then it checks everything that each process did.
+// A long run consists of rounds of a minute, each with its own seed.
 func TestHistory(t *testing.T) {
 	length := historyLength(t)
 	seed := *historySeed
@@ -84,13 +85,13 @@ func historyLength(t *testing.T) time.Duration {
 
 func runHistory(t *testing.T, seed uint64, length time.Duration) history.Stats {
 	replay := fmt.Sprintf("go test -race -run TestHistory -history.seed=%d -history.for=%v", seed, length)
-	t.Log("the same faults again: ", replay)
-	dir, err := os.MkdirTemp("", "refill-history-") // not t.TempDir: a history that is wrong is kept
+	t.Log("to run the same faults again: ", replay)
+	dir, err := os.MkdirTemp("", "refill-history-") // not t.TempDir: a history with violations is kept
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := startTrouble(t, dir, seed)
-	r.carryOut(history.NewPlan(seed, length, historyNodes), length)
+	r := startFaultyFleet(t, dir, seed)
+	r.injectFaults(history.NewPlan(seed, length, historyNodes), length)
 	r.stop()
 	if t.Failed() {
 		t.Logf("the history is in %s", dir)
@@ -106,30 +107,30 @@ func runHistory(t *testing.T, seed uint64, length time.Duration) history.Stats {
 		_ = os.RemoveAll(dir)
 		return report.Stats
 	}
-	t.Errorf("%d violations; the history is in %s\n%s\nwhat happened before the first one:\n%s", len(report.Violations), dir,
+	t.Errorf("%d violations; the history is in %s\n%s\nbefore the first violation:\n%s", len(report.Violations), dir,
 		report, report.Around(events, report.Violations[0], 1500*time.Millisecond))
 	return report.Stats
 }
 
-// trouble is a fleet and those who make its life hard. Its methods are for the goroutine of the test.
-type trouble struct {
+// faultyFleet is a fleet and the faults that it suffers. Its methods are called from the goroutine of the test.
+type faultyFleet struct {
 	t       *testing.T
 	dir     string
 	seed    uint64
 	server  *Redis
 	proxies []*Proxy
-	nodes   []*Proc // nil while one is dead
-	lives   []int   // how often a node was started
+	nodes   []*Proc // one that was killed is replaced when its node starts again
+	starts  []int   // how often each node was started
 	log     *history.Log
 	rdb     *redis.Client // straight to the server
 	end     context.CancelFunc
 	watch   sync.WaitGroup
 }
 
-func startTrouble(t *testing.T, dir string, seed uint64) *trouble {
-	r := &trouble{
+func startFaultyFleet(t *testing.T, dir string, seed uint64) *faultyFleet {
+	r := &faultyFleet{
 		t: t, dir: dir, seed: seed, server: StartRedis(t),
-		nodes: make([]*Proc, historyNodes), lives: make([]int, historyNodes),
+		nodes: make([]*Proc, historyNodes), starts: make([]int, historyNodes),
 	}
 	var err error
 	if r.log, err = history.Create(filepath.Join(dir, "test.jsonl")); err != nil {
@@ -153,20 +154,20 @@ func startTrouble(t *testing.T, dir string, seed uint64) *trouble {
 	return r
 }
 
-// name is that of a node's present life.
-func (r *trouble) name(node int) string { return fmt.Sprintf("n%d.%d", node, r.lives[node]) }
+// name is the name of a node's current process.
+func (r *faultyFleet) name(node int) string { return fmt.Sprintf("n%d.%d", node, r.starts[node]) }
 
-// start begins a node's next life.
-func (r *trouble) start(node int) {
-	r.lives[node]++
+// start starts the next process of a node.
+func (r *faultyFleet) start(node int) {
+	r.starts[node]++
 	r.nodes[node] = StartChild(r.t, "history", history.Args{
-		Process: r.name(node), Addr: r.proxies[node].Addr(), Dir: r.dir, Seed: r.seed + uint64(100*node+r.lives[node]),
+		Process: r.name(node), Addr: r.proxies[node].Addr(), Dir: r.dir, Seed: r.seed + uint64(100*node+r.starts[node]),
 		Limits: history.Promised(r.seed),
 	})
 }
 
-// carryOut does what the plan says, when it says so.
-func (r *trouble) carryOut(plan []history.Planned, length time.Duration) {
+// injectFaults begins and ends each fault of the plan at its time.
+func (r *faultyFleet) injectFaults(plan []history.Planned, length time.Duration) {
 	type action struct {
 		at time.Duration
 		do func()
@@ -205,8 +206,8 @@ func (r *trouble) carryOut(plan []history.Planned, length time.Duration) {
 	time.Sleep(time.Until(began.Add(length)))
 }
 
-// victim is whom a fault happens to, as the history names it: a life, a node, or nobody for Redis.
-func (r *trouble) victim(p history.Planned) string {
+// victim names the victim of a fault in the history: a process, a node, or "" for Redis.
+func (r *faultyFleet) victim(p history.Planned) string {
 	switch {
 	case p.Node < 0:
 		return ""
@@ -216,7 +217,7 @@ func (r *trouble) victim(p history.Planned) string {
 	return "n" + strconv.Itoa(p.Node)
 }
 
-func (r *trouble) begin(p history.Planned) {
+func (r *faultyFleet) begin(p history.Planned) {
 	if p.Node >= 0 {
 		node, proxy := r.nodes[p.Node], r.proxies[p.Node]
 		switch p.Op {
@@ -254,7 +255,7 @@ func (r *trouble) begin(p history.Planned) {
 }
 
 // finish ends a fault.
-func (r *trouble) finish(p history.Planned) {
+func (r *faultyFleet) finish(p history.Planned) {
 	switch p.Op {
 	case history.FaultKill:
 		r.start(p.Node)
@@ -271,8 +272,8 @@ func (r *trouble) finish(p history.Planned) {
 	}
 }
 
-// plant puts foreign bytes in the place of a value, lease or claim: with an end, without, or of a foreign type.
-func (r *trouble) plant(ctx context.Context, rnd *rand.Rand) {
+// plant stores foreign bytes under the key of a value, lease or claim: with a TTL, without a TTL, or as another type.
+func (r *faultyFleet) plant(ctx context.Context, rnd *rand.Rand) {
 	key := history.RedisKeys(history.Keys[rnd.IntN(len(history.Keys))])[rnd.IntN(3)]
 	garbage := make([]byte, rnd.IntN(120))
 	for i := range garbage {
@@ -280,9 +281,9 @@ func (r *trouble) plant(ctx context.Context, rnd *rand.Rand) {
 	}
 	if record, err := r.rdb.Get(ctx, key).Bytes(); err == nil && len(record) > 20 && rnd.IntN(2) == 0 {
 		garbage = record
-		garbage[len(record)-1-rnd.IntN(len(record)-20)]++ // behind expiredAt, which has no checksum
+		garbage[len(record)-1-rnd.IntN(len(record)-20)]++ // after expiredAt, which has no checksum
 	}
-	if len(garbage) > 0 && garbage[0] == '!' { // in a lease this would be a failure
+	if len(garbage) > 0 && garbage[0] == '!' { // in a lease this would be a recorded failure
 		garbage[0] = '?'
 	}
 	switch rnd.IntN(4) {
@@ -290,7 +291,7 @@ func (r *trouble) plant(ctx context.Context, rnd *rand.Rand) {
 		pipe := r.rdb.TxPipeline()
 		pipe.Del(ctx, key)
 		pipe.RPush(ctx, key, garbage)
-		_, _ = pipe.Exec(ctx) // Redis may be gone: then there is no garbage
+		_, _ = pipe.Exec(ctx) // if Redis is down, nothing is planted
 	case 1:
 		r.rdb.Set(ctx, key, garbage, 0)
 	default:
@@ -302,9 +303,9 @@ func between(rnd *rand.Rand, least, most int) time.Duration {
 	return time.Duration(least+rnd.IntN(most-least)) * time.Millisecond
 }
 
-// sample looks at the values in Redis, and writes down each one that it sees for the first time. That it has to wait for
-// Redis is written down, too.
-func (r *trouble) sample(ctx context.Context) {
+// sample reads the values in Redis, and writes each one that it sees for the first time. If it has to wait for Redis,
+// it writes a Gap.
+func (r *faultyFleet) sample(ctx context.Context) {
 	ticker := time.NewTicker(8 * time.Millisecond)
 	defer ticker.Stop()
 	last := make([]string, len(history.Keys))
@@ -320,7 +321,7 @@ func (r *trouble) sample(ctx context.Context) {
 		}
 		begin := history.Now()
 		short, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
-		values, _ := pipe.Exec(short) // what is wrong, if anything, each of the values says
+		values, _ := pipe.Exec(short) // each value has its own error
 		cancel()
 		end := history.Now()
 		if time.Duration(end-begin) > 40*time.Millisecond {
@@ -340,11 +341,11 @@ func (r *trouble) sample(ctx context.Context) {
 	}
 }
 
-// sampled reads a record, if it is one.
+// sampled decodes a record. It returns false for anything else.
 func sampled(e *history.Event, text string) bool {
-	record, err := refill.DecodeRecord([]byte(text))
+	record, err := driver.DecodeRecord([]byte(text))
 	if err != nil {
-		return false // garbage of ours
+		return false // garbage that we planted
 	}
 	payload := record.Payload
 	if record.NotFound {
@@ -358,15 +359,15 @@ func sampled(e *history.Event, text string) bool {
 	return json.Unmarshal(payload, e.Value) == nil
 }
 
-// stop ends the fleet in the orderly way, and looks for what it left behind (G8). A process fails if its Close does.
-func (r *trouble) stop() {
+// stop stops the fleet in order, and checks what it left behind (G8). A process fails if its Close fails.
+func (r *faultyFleet) stop() {
 	for _, node := range r.nodes {
 		if err := node.Stop(); err != nil {
 			r.t.Error(err)
 		}
 	}
 	if !eventually(func() bool { return r.rdb.PubSubNumSub(r.t.Context(), "refill:notes").Val()["refill:notes"] == 0 }) {
-		r.t.Error("subscriptions are left")
+		r.t.Error("the fleet left subscriptions behind")
 	}
 	leftBehind(r.t, r.server)
 	r.end()

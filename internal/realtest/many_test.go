@@ -19,11 +19,11 @@ import (
 	"github.com/refill-go/refill/backend/goredis"
 )
 
-// This file is about many keys at once on real servers: GetMany, and groups of values.
+// This file tests many keys at once on real servers: GetMany, and values with a tag.
 
 func init() { Child("many", manyNode) }
 
-// rows is a database that is asked for many keys at once.
+// rows is a database that loads many keys at once.
 type rows struct {
 	took    time.Duration
 	version atomic.Int64
@@ -53,7 +53,7 @@ func (d *rows) load(ctx context.Context, keys []string) (map[string]string, erro
 	return found, ctx.Err()
 }
 
-// forget begins to count anew.
+// forget resets the counts.
 func (d *rows) forget() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -97,7 +97,7 @@ func (w manyWorld) reset(t *testing.T) {
 	}
 }
 
-// commands are those of all servers together.
+// commands are the commands of all servers together.
 func (w manyWorld) commands(t *testing.T) map[string]int64 {
 	total := map[string]int64{}
 	for _, s := range w.servers {
@@ -108,7 +108,7 @@ func (w manyWorld) commands(t *testing.T) map[string]int64 {
 	return total
 }
 
-// node makes a bulk Loader with connections of its own, and waits until it hears announcements.
+// node makes a bulk Loader with its own connections, and waits until it has subscribed.
 func (w manyWorld) node(t *testing.T, d *rows, cfg refill.Config) (*refill.Loader[string], redis.UniversalClient) {
 	t.Helper()
 	rdb := w.connect()
@@ -116,7 +116,7 @@ func (w manyWorld) node(t *testing.T, d *rows, cfg refill.Config) (*refill.Loade
 	up, missed := make(chan struct{}, 1), new(atomic.Int64)
 	cfg.Shared, cfg.Jitter = goredis.New(rdb), -1
 	if cfg.LockTTL == 0 {
-		cfg.LockTTL = 8 * time.Second // StoreTimeout is a quarter of it, and thousands of keys want the machine
+		cfg.LockTTL = 8 * time.Second // StoreTimeout is a quarter of it, and thousands of keys keep the machine busy
 		cfg.StoreTimeout = 2 * time.Second
 	}
 	cfg.OnEvent = func(e refill.Event) {
@@ -168,7 +168,8 @@ func getsAll(t *testing.T, l *refill.Loader[string], keys []string, want string)
 	}
 }
 
-// Two nodes ask for 1,000 keys each, 700 of which are there: each of the 300 others is loaded once, by two calls at most.
+// Two nodes get the same 1,000 keys, of which 700 are in the store. Each of the 300 others is loaded once, in at most
+// two calls.
 func TestGetManyOnTwoNodes(t *testing.T) {
 	manyWorlds(t, func(t *testing.T, w manyWorld) {
 		d := &rows{}
@@ -188,25 +189,26 @@ func TestGetManyOnTwoNodes(t *testing.T) {
 		wg.Wait()
 		took := time.Since(began)
 		calls := w.commands(t)
-		t.Logf("result: %d bulk calls for %d keys, %v for a load of 100 ms, %v", d.calls.Load(), len(d.times), took.Round(time.Millisecond), calls)
+		t.Logf("result: %d bulk loads of %d keys, %v with a load of 100 ms, %v",
+			d.calls.Load(), len(d.times), took.Round(time.Millisecond), calls)
 		if len(d.times) != 300 || d.calls.Load() > 2 {
-			t.Errorf("%d keys in %d calls, want the 300 that are missing in two at most", len(d.times), d.calls.Load())
+			t.Errorf("%d keys in %d calls, want the 300 missing keys in at most two calls", len(d.times), d.calls.Load())
 		}
 		for key, n := range d.times {
 			if n != 1 {
 				t.Errorf("%s was loaded %d times", key, n)
 			}
 		}
-		// GET: each key on each node once, and the mark of its tag: with the read, and for what the other node has loaded, at
-		// most once per key, but those that come at the same time share a call. SET: lease, claim and value of each missing
-		// key. MGET: one per script, which are a bid per missing key and node, publish, hold the tag, and few renewals.
+		// GET: each key once on each node, and the tag state: once with that read, and at most once per key that the other
+		// node has loaded; reads at the same time share a call. SET: lease, claim and value of each missing key. MGET: one
+		// per script: an Acquire per missing key and node, a Publish, EnsureTags, and few renewals.
 		if calls["get"] > 2*(1000+1)+300 || calls["set"] > 3*300+10 || calls["publish"] != 300 || calls["mget"] > 3*300+100 {
 			t.Errorf("more commands than needed: %v", calls)
 		}
 	})
 }
 
-// manyArgs says what a process asks for: it never gets an answer.
+// manyArgs are the arguments of a process whose loads never end.
 type manyArgs struct {
 	Addrs []string // of a Cluster, or one
 	Keys  []string
@@ -221,7 +223,7 @@ func manyNode(ctx context.Context, raw json.RawMessage, out *json.Encoder) error
 	defer rdb.Close()
 	up := make(chan struct{}, 1)
 	l, err := refill.NewBulk("many", func(ctx context.Context, keys []string) (map[string]string, error) {
-		_ = out.Encode(len(keys)) // the test misses it
+		_ = out.Encode(len(keys)) // the test fails if a line is missing
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}, refill.Config{TTL: time.Minute, LoadTimeout: time.Minute, Shared: goredis.New(rdb), OnEvent: func(e refill.Event) {
@@ -238,8 +240,8 @@ func manyNode(ctx context.Context, raw json.RawMessage, out *json.Encoder) error
 	return err
 }
 
-// A node that loads 300 keys with one call is killed: the other has them all soon after its leases are over, in a few calls,
-// and nothing stays locked.
+// A node is killed that loads 300 keys with one call. The other node has them all soon after the leases have ended, in
+// a few calls, and no key stays locked.
 func TestGetManyAndAKilledNode(t *testing.T) {
 	manyWorlds(t, func(t *testing.T, w manyWorld) {
 		d := &rows{}
@@ -249,10 +251,10 @@ func TestGetManyAndAKilledNode(t *testing.T) {
 			addrs[i] = s.Addr()
 		}
 		child := StartChild(t, "many", manyArgs{Addrs: addrs, Keys: numbered(0, 300)})
-		for loading := 0; loading < 300; { // a busy machine makes more calls than one of it
+		for loading := 0; loading < 300; { // on a busy machine it makes more than one call
 			var more int
 			if !child.NextWithin(&more, waitLimit) {
-				t.Fatalf("it loads %d keys only", loading)
+				t.Fatalf("the other node loads only %d keys", loading)
 			}
 			loading += more
 		}
@@ -266,8 +268,8 @@ func TestGetManyAndAKilledNode(t *testing.T) {
 				t.Errorf("%s was loaded %d times", key, n)
 			}
 		}
-		if after > 1500*time.Millisecond+time.Second { // and what 400 keys cost a busy machine
-			t.Errorf("it took %v", after)
+		if after > 1500*time.Millisecond+time.Second { // the second is for 400 keys on a busy machine
+			t.Errorf("all keys were loaded only %v after the kill", after)
 		}
 		ctx := t.Context()
 		if !eventually(func() bool {
@@ -280,12 +282,12 @@ func TestGetManyAndAKilledNode(t *testing.T) {
 			}
 			return rdb.Ping(ctx).Err() == nil
 		}) {
-			t.Error("leases are left")
+			t.Error("leases are left behind")
 		}
 	})
 }
 
-// A group costs the same whatever its size, and a load that began before it was voided is fresh on no node.
+// InvalidateTag costs the same for any number of values. A value whose load began before it is not fresh on any node.
 func TestInvalidateTagOfAnySize(t *testing.T) {
 	manyWorlds(t, func(t *testing.T, w manyWorld) {
 		d := &rows{}
@@ -311,14 +313,14 @@ func TestInvalidateTagOfAnySize(t *testing.T) {
 			t.Logf("result: InvalidateTag of %d values: %v, %v", n, took.Round(10*time.Microsecond), calls)
 			cost = append(cost, calls)
 			d.version.Add(1)
-			getsAll(t, b, numbered(0, 10), fmt.Sprint(" v", d.version.Load())) // not even one is served
+			getsAll(t, b, numbered(0, 10), fmt.Sprint(" v", d.version.Load())) // no old value is served
 		}
 		for name, n := range cost[1] {
 			if name != "eval" && n > max(cost[0][name], 1) {
 				t.Errorf("%d %s for %d values, %d for 10", n, name, many, cost[0][name])
 			}
 		}
-		// A load is under way on a when b voids the group.
+		// A load is running on a when b invalidates the tag.
 		d.took = 500 * time.Millisecond
 		var wg sync.WaitGroup
 		wg.Go(func() { getsAll(t, a, numbered(200_000, 200_100), " v2") })

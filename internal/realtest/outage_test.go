@@ -21,7 +21,7 @@ import (
 	"github.com/refill-go/refill/backend/goredis"
 )
 
-// This file shows what becomes of the database when Redis is lost under traffic: eight processes, a thousand hot keys.
+// This file tests the load of the database when Redis is lost under traffic: eight processes, a thousand hot keys.
 
 const (
 	outageNodes    = 8
@@ -33,21 +33,21 @@ const (
 
 func init() { Child("outage", outageNode) }
 
-// outageLine is a line of such a process.
+// outageLine is a line that such a process writes.
 type outageLine struct {
-	Up   int64         `json:",omitempty"` // when it had Redis (again): announcements heard, breaker closed; 0 = lost it
-	Lost bool          `json:",omitempty"`
+	Up   int64         `json:",omitempty"` // when Redis became usable (again): subscribed, and the breaker is closed
+	Lost bool          `json:",omitempty"` // Redis is no longer usable
 	Done *outageReport `json:",omitempty"`
 }
 
-// outageReport is what it saw. Times are nanoseconds since 1970.
+// outageReport is what such a process counted. Times are nanoseconds since 1970.
 type outageReport struct {
-	Loads   []outageSpan
-	Alone   []int64 // when Redis did not answer a Get in time, so that this node may load for itself
-	Gets    int64
-	Shed    int64
-	Longest time.Duration
-	Errors  []string // that should not be
+	Loads       []outageSpan
+	StoreErrors []int64 // when Redis did not answer a Get in time, so that this node may load without a lease
+	Gets        int64
+	Shed        int64 // failed with ErrOverloaded
+	Longest     time.Duration
+	Errors      []string // all other errors: there must be none
 }
 
 type outageSpan struct {
@@ -55,18 +55,18 @@ type outageSpan struct {
 	Began, Ended int64
 }
 
-// quiet drops what go-redis says of each dial that failed.
+// quiet drops what go-redis logs about each dial that failed.
 type quiet struct{}
 
 func (quiet) Printf(context.Context, string, ...any) {}
 
 // outageProcess is one node of the fleet.
 type outageProcess struct {
-	mu       sync.Mutex // guards all below
-	out      *json.Encoder
-	report   outageReport
-	deaf     bool // announcements are not heard
-	breaking bool // the breaker is open
+	mu           sync.Mutex // guards all below
+	out          *json.Encoder
+	report       outageReport
+	unsubscribed bool
+	breakerOpen  bool
 }
 
 func outageNode(ctx context.Context, raw json.RawMessage, out *json.Encoder) error {
@@ -77,9 +77,10 @@ func outageNode(ctx context.Context, raw json.RawMessage, out *json.Encoder) err
 	redis.SetLogger(quiet{})
 	rdb := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true})
 	defer rdb.Close()
-	n := &outageProcess{out: out, deaf: true}
+	n := &outageProcess{out: out, unsubscribed: true}
 	l, err := refill.New("outage", n.load, refill.Config{
-		TTL: outageTTL, StaleFor: outageTTL, MaxLoads: outageMaxLoads, Jitter: -1, Shared: goredis.New(rdb), OnEvent: n.hear,
+		TTL: outageTTL, StaleFor: outageTTL, MaxLoads: outageMaxLoads, Jitter: -1,
+		Shared: goredis.New(rdb), OnEvent: n.onEvent,
 	})
 	if err != nil {
 		return err
@@ -100,25 +101,25 @@ func outageNode(ctx context.Context, raw json.RawMessage, out *json.Encoder) err
 	return out.Encode(outageLine{Done: &n.report})
 }
 
-func (n *outageProcess) hear(e refill.Event) {
+func (n *outageProcess) onEvent(e refill.Event) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	had := !n.deaf && !n.breaking
+	before := !n.unsubscribed && !n.breakerOpen
 	switch e.Kind {
 	case refill.EventStoreError:
-		n.report.Alone = append(n.report.Alone, time.Now().UnixNano())
+		n.report.StoreErrors = append(n.report.StoreErrors, time.Now().UnixNano())
 		return
 	case refill.EventStoreUp, refill.EventStoreDown:
-		n.deaf = e.Kind == refill.EventStoreDown
+		n.unsubscribed = e.Kind == refill.EventStoreDown
 	case refill.EventBreakerOpen, refill.EventBreakerClosed:
-		n.breaking = e.Kind == refill.EventBreakerOpen
+		n.breakerOpen = e.Kind == refill.EventBreakerOpen
 	default:
 		return
 	}
-	switch has := !n.deaf && !n.breaking; {
-	case has && !had:
+	switch usable := !n.unsubscribed && !n.breakerOpen; {
+	case usable && !before:
 		_ = n.out.Encode(outageLine{Up: time.Now().UnixNano()})
-	case had && !has:
+	case before && !usable:
 		_ = n.out.Encode(outageLine{Lost: true})
 	}
 }
@@ -156,11 +157,11 @@ func (n *outageProcess) get(l *refill.Loader[string]) {
 	}
 }
 
-// Redis dies, or hangs, under traffic with 1,000 hot keys on 8 nodes: the database never sees more than
-// nodes × MaxLoads at once, no Get fails but with ErrOverloaded, and once Redis is back each expiry is loaded once by the
-// whole fleet again, without a restart.
+// Redis dies, or hangs, under traffic with 1,000 hot keys on 8 nodes. The database never gets more than nodes ×
+// MaxLoads loads at once. Get fails only with ErrOverloaded. After the return of Redis there is again one load per
+// expiry in the whole fleet, without a restart.
 func TestOutage(t *testing.T) {
-	for name, fault := range map[string]struct{ lose, find func(*Redis) }{
+	for name, fault := range map[string]struct{ begin, end func(*Redis) }{
 		"killed and back empty": {(*Redis).Kill, (*Redis).Restart},
 		"frozen and back":       {(*Redis).Freeze, (*Redis).Thaw},
 	} {
@@ -173,27 +174,28 @@ func TestOutage(t *testing.T) {
 			began := outageUp(t, nodes, time.Time{})
 			<-time.After(3 * outageTTL / 2)
 			lost := time.Now()
-			fault.lose(server)
+			fault.begin(server)
 			<-time.After(2 * outageTTL)
-			fault.find(server)
+			fault.end(server)
 			found := time.Now()
 			back := outageUp(t, nodes, found)
 			<-time.After(3 * outageTTL)
 			ended := time.Now()
 			o := outageCollect(t, nodes)
-			t.Logf("result: %s: at most %d loads at once in the fleet (8 × MaxLoads = 64), longest Get %v, all nodes had Redis again after %v",
+			t.Logf("result: %s: at most %d loads at once in the fleet (8 × MaxLoads = 64), the longest Get took %v, "+
+				"all nodes used Redis again after %v",
 				name, atOnce(o.all, lost, found), o.total.Longest.Round(time.Millisecond), back.Sub(found).Round(time.Millisecond))
-			o.draw(t, began, lost, found, ended)
-			o.judge(t)
+			o.logTimeline(t, began, lost, found, ended)
+			o.check(t)
 			o.onePerExpiry(t, "before", began, lost)
-			// Loads that were on their way without Redis have begun, and ended, after that much.
+			// By then the loads that were started without Redis have ended.
 			o.onePerExpiry(t, "after", back.Add(250*time.Millisecond+10*outageLoad), ended)
 			leftBehind(t, server)
 		})
 	}
 }
 
-// outageUp waits until every node has got Redis after since, and returns when the last one did.
+// outageUp waits until Redis has become usable for every node after since. It returns the time of the last one.
 func outageUp(t *testing.T, nodes []*Proc, since time.Time) (last time.Time) {
 	t.Helper()
 	for _, node := range nodes {
@@ -212,16 +214,16 @@ func outageUp(t *testing.T, nodes []*Proc, since time.Time) (last time.Time) {
 }
 
 type outage struct {
-	alone   []int64
-	perNode [][]outageSpan
-	all     []outageSpan
-	total   outageReport
+	storeErrors []int64
+	perNode     [][]outageSpan
+	all         []outageSpan
+	total       outageReport
 }
 
 func outageCollect(t *testing.T, nodes []*Proc) (o outage) {
 	t.Helper()
 	for _, node := range nodes {
-		_ = node.stdin.Close() // all end at once
+		_ = node.stdin.Close() // all processes end at the same time
 	}
 	for _, node := range nodes {
 		var line outageLine
@@ -233,7 +235,7 @@ func outageCollect(t *testing.T, nodes []*Proc) (o outage) {
 		}
 		o.perNode = append(o.perNode, line.Done.Loads)
 		o.all = append(o.all, line.Done.Loads...)
-		o.alone = append(o.alone, line.Done.Alone...)
+		o.storeErrors = append(o.storeErrors, line.Done.StoreErrors...)
 		o.total.Gets += line.Done.Gets
 		o.total.Shed += line.Done.Shed
 		o.total.Longest = max(o.total.Longest, line.Done.Longest)
@@ -243,7 +245,7 @@ func outageCollect(t *testing.T, nodes []*Proc) (o outage) {
 	return o
 }
 
-// atOnce is the most spans that ran at the same time between two moments.
+// atOnce is the largest number of spans that ran at the same time between two moments.
 func atOnce(spans []outageSpan, from, to time.Time) (most int) {
 	type step struct {
 		at int64
@@ -264,9 +266,9 @@ func atOnce(spans []outageSpan, from, to time.Time) (most int) {
 	return most
 }
 
-// draw shows the load of the database over time.
-func (o *outage) draw(t *testing.T, began, lost, found, ended time.Time) {
-	t.Logf("%d Gets, %d shed, longest %v, %d loads; each half second, loads begun and most at once:",
+// logTimeline logs the load of the database over time.
+func (o *outage) logTimeline(t *testing.T, began, lost, found, ended time.Time) {
+	t.Logf("%d Gets, %d shed, longest %v, %d loads; per half second: loads begun, and most loads at once:",
 		o.total.Gets, o.total.Shed, o.total.Longest, len(o.all))
 	const step = 500 * time.Millisecond
 	for from := began; from.Before(ended); from = from.Add(step) {
@@ -285,8 +287,8 @@ func (o *outage) draw(t *testing.T, began, lost, found, ended time.Time) {
 	}
 }
 
-// judge holds the whole run to what is promised without Redis, too.
-func (o *outage) judge(t *testing.T) {
+// check checks the promises that hold all the time, also without Redis.
+func (o *outage) check(t *testing.T) {
 	if len(o.total.Errors) > 0 {
 		t.Errorf("%d Gets failed: %v", len(o.total.Errors), o.total.Errors[:min(3, len(o.total.Errors))])
 	}
@@ -296,14 +298,15 @@ func (o *outage) judge(t *testing.T) {
 			t.Errorf("node %d ran %d loads at once, MaxLoads is %d", i, most, outageMaxLoads)
 		}
 	}
-	// A Get may wait for another node's lease when Redis is lost: its LockTTL, and two StoreTimeouts, and the load.
-	if limit := 1*time.Second + 2*250*time.Millisecond + outageLoad; o.total.Longest > limit+5*time.Second { // not a measure of speed
+	// When Redis is lost, a Get may wait for another node's lease: LockTTL, two StoreTimeouts, and the load.
+	limit := 1*time.Second + 2*250*time.Millisecond + outageLoad
+	if o.total.Longest > limit+5*time.Second { // 5 s more: this is not a measure of speed
 		t.Errorf("a Get took %v, the bound is %v", o.total.Longest, limit)
 	}
 }
 
-// onePerExpiry demands that no key was loaded twice within its TTL. On a machine that is so busy that Redis misses its
-// StoreTimeout a node loads for itself: that many loads are excused, and those behind them.
+// onePerExpiry checks that no key was loaded twice within its TTL. If the machine is so busy that Redis does not answer
+// within StoreTimeout, a node loads without a lease. Each such time excuses two loads: that one and its successor.
 func (o *outage) onePerExpiry(t *testing.T, when string, from, to time.Time) {
 	last, twice, loads := map[int]int64{}, 0, 0
 	for _, s := range o.all {
@@ -311,22 +314,23 @@ func (o *outage) onePerExpiry(t *testing.T, when string, from, to time.Time) {
 			continue
 		}
 		loads++
-		// TTL counts from the claim, a moment before the load begins; a busy machine makes it a long one.
+		// TTL counts from the claim, which is taken a moment before the load begins, or longer on a busy machine.
 		if before, there := last[s.Key]; there && time.Duration(s.Began-before) < outageTTL-200*time.Millisecond {
 			twice++
 		}
 		last[s.Key] = s.Began
 	}
-	alone := 0
-	for _, at := range o.alone {
+	storeErrors := 0
+	for _, at := range o.storeErrors {
 		if at >= from.Add(-250*time.Millisecond).UnixNano() && at <= to.UnixNano() {
-			alone++
+			storeErrors++
 		}
 	}
-	t.Logf("result: %s: %d loads of %d keys in %.1f s, %d within the TTL of the one before, %d times Redis did not answer in time",
-		when, loads, len(last), to.Sub(from).Seconds(), twice, alone)
-	if twice > 2*alone || len(last) < outageKeys/2 {
-		t.Errorf("%s: %d of %d loads of %d keys came within the TTL of the one before; %d times Redis did not answer in time",
-			when, twice, loads, len(last), alone)
+	t.Logf("result: %s the outage: %d loads of %d keys in %.1f s, %d within the TTL of the previous one; "+
+		"Redis did not answer in time %d times",
+		when, loads, len(last), to.Sub(from).Seconds(), twice, storeErrors)
+	if twice > 2*storeErrors || len(last) < outageKeys/2 {
+		t.Errorf("%s the outage: %d of %d loads of %d keys began within the TTL of the previous one; "+
+			"Redis did not answer in time %d times", when, twice, loads, len(last), storeErrors)
 	}
 }

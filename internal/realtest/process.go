@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// Limits of every wait in this package; a healthy machine needs a fraction of them.
+// The limits of every wait in this package. A healthy machine needs a fraction of them.
 const (
 	waitLimit = 30 * time.Second
 	pollEvery = 2 * time.Millisecond
@@ -28,11 +28,11 @@ type Process struct {
 	t     testing.TB
 	name  string
 	cmd   *exec.Cmd
-	ended chan struct{} // closed once the process was waited for
+	ended chan struct{} // closed when the process has been waited for
 	err   error         // how it ended; written before ended is closed
 }
 
-// launch starts cmd. The caller ends it with Kill, which t.Cleanup may call at any time.
+// launch starts cmd. The caller ends the process with Kill, which t.Cleanup may call at any time.
 func launch(t testing.TB, name string, cmd *exec.Cmd) (*Process, error) {
 	cmd.SysProcAttr = dieWithParent()
 	if err := cmd.Start(); err != nil {
@@ -49,22 +49,22 @@ func launch(t testing.TB, name string, cmd *exec.Cmd) (*Process, error) {
 // Pid is the process id.
 func (p *Process) Pid() int { return p.cmd.Process.Pid }
 
-// Freeze stops the process where it is (SIGSTOP) and returns when all its threads stand still.
+// Freeze stops the process (SIGSTOP) and returns when all its threads have stopped.
 func (p *Process) Freeze() {
 	p.t.Helper()
 	p.signal(syscall.SIGSTOP)
-	if !eventually(func() bool { return p.gone() || standsStill(p.Pid()) }) {
-		p.t.Fatalf("realtest: %s (pid %d) does not stand still after SIGSTOP", p.name, p.Pid())
+	if !eventually(func() bool { return p.gone() || isStopped(p.Pid()) }) {
+		p.t.Fatalf("realtest: %s (pid %d) did not stop after SIGSTOP", p.name, p.Pid())
 	}
 }
 
-// Thaw lets a frozen process go on (SIGCONT).
+// Thaw lets a frozen process continue (SIGCONT).
 func (p *Process) Thaw() {
 	p.t.Helper()
 	p.signal(syscall.SIGCONT)
 }
 
-// Kill ends the process as kill -9 does and returns when it is gone. To kill it twice does no harm.
+// Kill kills the process (SIGKILL) and returns when it has ended. It may be called twice.
 func (p *Process) Kill() {
 	p.t.Helper()
 	p.signal(syscall.SIGCONT)
@@ -72,19 +72,19 @@ func (p *Process) Kill() {
 	select {
 	case <-p.ended:
 	case <-time.After(waitLimit):
-		p.t.Errorf("realtest: %s (pid %d) does not end after SIGKILL", p.name, p.Pid())
+		p.t.Errorf("realtest: %s (pid %d) did not end after SIGKILL", p.name, p.Pid())
 	}
 }
 
-// signal sends s, unless the process is gone.
+// signal sends s, unless the process has ended.
 func (p *Process) signal(s syscall.Signal) {
 	p.t.Helper()
 	if err := p.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		p.t.Errorf("realtest: %v to %s (pid %d): %v", s, p.name, p.Pid(), err)
+		p.t.Errorf("realtest: sending %v to %s (pid %d): %v", s, p.name, p.Pid(), err)
 	}
 }
 
-// gone says whether the process has ended.
+// gone reports whether the process has ended.
 func (p *Process) gone() bool {
 	select {
 	case <-p.ended:
@@ -94,16 +94,16 @@ func (p *Process) gone() bool {
 	}
 }
 
-// standsStill says whether every thread of the process is stopped. A signal is on its way for a moment, and a test that
-// goes on too early meets a process that still runs. Without a /proc to look at it answers yes.
-func standsStill(pid int) bool {
+// isStopped reports whether every thread of the process has stopped. A signal takes a moment to arrive. A test that
+// continues too early would meet a process that still runs. On a system without /proc it returns true.
+func isStopped(pid int) bool {
 	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
 	for _, thread := range threads {
 		stat, err := os.ReadFile(thread)
 		if err != nil {
 			continue // this thread has ended
 		}
-		// "pid (name) state …": the name may hold anything, a parenthesis too.
+		// "pid (name) state …": the name may contain anything, even a parenthesis.
 		_, state, _ := bytes.Cut(stat[bytes.LastIndexByte(stat, ')'):], []byte(" "))
 		if len(state) > 0 && state[0] != 'T' {
 			return false
@@ -112,7 +112,7 @@ func standsStill(pid int) bool {
 	return true
 }
 
-// eventually asks until the answer is yes, and gives up after waitLimit.
+// eventually calls ask until it returns true, and gives up after waitLimit.
 func eventually(ask func() bool) bool {
 	for deadline := time.Now().Add(waitLimit); ; time.Sleep(pollEvery) {
 		if ask() {
@@ -124,9 +124,10 @@ func eventually(ask func() bool) bool {
 	}
 }
 
-// listen opens a free port of the loopback, out of 20,000–29,999. The kernel gives connections their own ports from a
-// range above these (32,768 up on Linux): there, a client that keeps dialling a dead server is sooner or later given the
-// server's port for its own end, connects to itself, and keeps the server from coming back.
+// listen opens a free port of the loopback, out of 20,000–29,999. The kernel takes the local ports of connections from
+// a range above (32,768 and up on Linux). If a server had a port of that range, a client that keeps dialling the killed
+// server would sooner or later get the server's port as its own local port. It would connect to itself, and the server
+// could not start again.
 func listen(t testing.TB) net.Listener {
 	t.Helper()
 	var err error
@@ -140,7 +141,8 @@ func listen(t testing.TB) net.Listener {
 	return nil
 }
 
-// freePort is a port that was free a moment ago: whoever takes it has to be ready to try again.
+// freePort is a port that was free a moment ago. Another process may take it first, so the caller must be ready to
+// retry.
 func freePort(t testing.TB) int {
 	t.Helper()
 	l := listen(t)
@@ -148,5 +150,5 @@ func freePort(t testing.TB) int {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-// loopback is the address of a port of this machine.
+// loopback is the loopback address with this port.
 func loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// Proxy passes connections on to a server, and harms them when told to. What it is told holds for the connections that
-// are there and for those to come, until [Proxy.Heal].
+// Proxy forwards connections to a server, and injects faults. A fault applies to existing and to new connections, until
+// [Proxy.Heal].
 type Proxy struct {
 	t      testing.TB
 	target string
@@ -24,13 +24,13 @@ type Proxy struct {
 	listener net.Listener
 	links    map[*link]struct{}
 	delay    time.Duration
-	held     chan struct{} // closed by the end of a BlackHole; nil when there is none
+	held     chan struct{} // closed when BlackHole ends; nil without BlackHole
 	lose     *lostReply    // armed
-	mute     []byte        // what the server says is dropped where it contains this; nil = nothing is
+	drop     []byte        // messages of the server that contain this are dropped; nil = none
 	short    *shortReply   // armed
 }
 
-// link is one connection of a client and the one to the server that belongs to it.
+// link is a connection of a client together with its connection to the server.
 type link struct {
 	client, server *net.TCPConn
 	once           sync.Once
@@ -38,14 +38,14 @@ type link struct {
 	lost           chan *lostReply
 }
 
-// lostReply is a reply that is not to arrive.
+// lostReply is a reply that LoseReply discards.
 type lostReply struct {
 	match     []byte        // lower case
 	forwarded chan struct{} // closed when the server has the request
 	done      chan struct{} // closed when the connection is cut
 }
 
-// shortReply is what is to be cut in the middle.
+// shortReply is a reply that CutReply cuts.
 type shortReply struct {
 	match []byte
 	bytes int
@@ -65,19 +65,20 @@ func StartProxy(t testing.TB, target string) *Proxy {
 	return p
 }
 
-// Addr is where clients connect, as "host:port".
+// Addr is the address for clients, as "host:port".
 func (p *Proxy) Addr() string { return p.addr }
 
-// Delay lets everything that the server says arrive later by d.
+// Delay delays everything that the server sends by d.
 func (p *Proxy) Delay(d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.delay = d
 }
 
-// LoseReply waits for the next request that contains match, in upper or lower case, lets the server carry it out, throws
-// the reply away and cuts that connection: the client cannot know what has become of its request. The channel is closed
-// when all that has happened. It takes a client that has one request under way per connection, as go-redis has.
+// LoseReply waits for the next request that contains match, in upper or lower case. It lets the server execute the
+// request, discards the reply and cuts that connection. So the client cannot know whether its request was executed. The
+// channel is closed when all this has happened. The client must send one request at a time on a connection, as go-redis
+// does.
 func (p *Proxy) LoseReply(match string) <-chan struct{} {
 	lost := &lostReply{
 		match:     bytes.ToLower([]byte(match)),
@@ -90,16 +91,16 @@ func (p *Proxy) LoseReply(match string) <-chan struct{} {
 	return lost.done
 }
 
-// LoseMessages drops what the server says that contains match, and nobody is told: messages of a subscription for example.
-// It takes a server that says one thing at a time on a connection, as one to a subscriber does where little is said.
+// LoseMessages silently drops what the server sends if it contains match, for example messages of a subscription. The
+// server must send one message at a time on a connection, as it does to a subscriber that receives few messages.
 func (p *Proxy) LoseMessages(match string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.mute = []byte(match)
+	p.drop = []byte(match)
 }
 
-// CutReply waits for the next thing that the server says that contains match, lets the first bytes of it pass and cuts that
-// connection. The channel is closed when that has happened.
+// CutReply waits for the next reply or message of the server that contains match, forwards its first bytes and cuts
+// that connection. The channel is closed when that has happened.
 func (p *Proxy) CutReply(match string, bytes int) <-chan struct{} {
 	short := &shortReply{match: []byte(match), bytes: bytes, done: make(chan struct{})}
 	p.mu.Lock()
@@ -108,8 +109,8 @@ func (p *Proxy) CutReply(match string, bytes int) <-chan struct{} {
 	return short.done
 }
 
-// BlackHole holds back what either side says, without cutting anything: new connections are made, and get no answer.
-// What was held back arrives after Heal, as TCP makes it arrive after a partition.
+// BlackHole holds back what either side sends, without cutting any connection. New connections are accepted and get no
+// answer. What was held back arrives after Heal, as it does with TCP after a partition.
 func (p *Proxy) BlackHole() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -118,7 +119,7 @@ func (p *Proxy) BlackHole() {
 	}
 }
 
-// Reset cuts every connection (RST). New ones are let in.
+// Reset cuts every connection (RST). New ones are accepted.
 func (p *Proxy) Reset() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -142,7 +143,7 @@ func (p *Proxy) Refuse() {
 func (p *Proxy) Heal() {
 	p.t.Helper()
 	p.mu.Lock()
-	p.delay, p.lose, p.mute, p.short = 0, nil, nil, nil
+	p.delay, p.lose, p.drop, p.short = 0, nil, nil, nil
 	if p.held != nil {
 		close(p.held)
 		p.held = nil
@@ -152,13 +153,13 @@ func (p *Proxy) Heal() {
 	if refused {
 		l, err := net.Listen("tcp", p.addr)
 		if err != nil {
-			p.t.Fatalf("realtest: the proxy on %s again: %v", p.addr, err)
+			p.t.Fatalf("realtest: reopening the proxy on %s: %v", p.addr, err)
 		}
 		p.open(l)
 	}
 }
 
-// open lets connections in.
+// open accepts connections.
 func (p *Proxy) open(l net.Listener) {
 	p.mu.Lock()
 	p.listener = l
@@ -174,7 +175,7 @@ func (p *Proxy) open(l net.Listener) {
 	})
 }
 
-// pass serves one connection until both sides have ended it, or it is cut.
+// pass serves one connection until both sides have closed it, or it is cut.
 func (p *Proxy) pass(l net.Listener, client *net.TCPConn) {
 	server, err := net.DialTimeout("tcp", p.target, waitLimit)
 	if err != nil {
@@ -204,9 +205,9 @@ func (p *Proxy) pass(l net.Listener, client *net.TCPConn) {
 	both.Wait()
 }
 
-// requests passes on what the client says.
+// requests forwards what the client sends.
 func (p *Proxy) requests(k *link) {
-	var seen []byte // the end of what was said, for a match in two pieces
+	var seen []byte // the end of what was sent, for a match that arrives in two pieces
 	for buf := make([]byte, 64<<10); ; {
 		n, err := k.client.Read(buf)
 		if !p.gate(k) {
@@ -235,7 +236,7 @@ func (p *Proxy) requests(k *link) {
 	}
 }
 
-// replies passes on what the server says.
+// replies forwards what the server sends.
 func (p *Proxy) replies(k *link) {
 	for buf := make([]byte, 64<<10); ; {
 		n, err := k.server.Read(buf)
@@ -250,13 +251,13 @@ func (p *Proxy) replies(k *link) {
 		}
 		if short := p.shortens(buf[:n]); short != nil {
 			_, _ = k.client.Write(buf[:min(n, short.bytes)])
-			_ = k.client.CloseWrite() // what was said arrives, and then the end
+			_ = k.client.CloseWrite() // the client receives those bytes, and then the end
 			_, _ = io.Copy(io.Discard, k.client)
 			k.reset()
 			close(short.done)
 			return
 		}
-		if n > 0 && !p.muted(buf[:n]) {
+		if n > 0 && !p.drops(buf[:n]) {
 			if _, err := k.client.Write(buf[:n]); err != nil {
 				k.reset()
 				return
@@ -269,8 +270,8 @@ func (p *Proxy) replies(k *link) {
 	}
 }
 
-// match looks for the armed request in what was said before and now; a match disarms it. It returns the end of all that,
-// to be looked at again with what comes next.
+// match searches for the armed request in what the client sent before and now. A match disarms it. It also returns the
+// end of that text, for the next call.
 func (p *Proxy) match(before, now []byte) (*lostReply, []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -285,26 +286,26 @@ func (p *Proxy) match(before, now []byte) (*lostReply, []byte) {
 	return nil, text[max(0, len(text)-len(p.lose.match)):]
 }
 
-// shortens returns the armed cut if it is for said, and disarms it.
-func (p *Proxy) shortens(said []byte) *shortReply {
+// shortens returns the armed cut if it matches sent, and disarms it.
+func (p *Proxy) shortens(sent []byte) *shortReply {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	short := p.short
-	if short == nil || !bytes.Contains(said, short.match) {
+	if short == nil || !bytes.Contains(sent, short.match) {
 		return nil
 	}
 	p.short = nil
 	return short
 }
 
-// muted says whether LoseMessages drops said.
-func (p *Proxy) muted(said []byte) bool {
+// drops reports whether LoseMessages drops sent.
+func (p *Proxy) drops(sent []byte) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.mute != nil && bytes.Contains(said, p.mute)
+	return p.drop != nil && bytes.Contains(sent, p.drop)
 }
 
-// wait takes the time of Delay; false when the link was cut.
+// wait waits for the time of Delay. It returns false if the link was cut.
 func (p *Proxy) wait(k *link) bool {
 	p.mu.Lock()
 	delay := p.delay
@@ -322,7 +323,7 @@ func (p *Proxy) wait(k *link) bool {
 	}
 }
 
-// gate waits for the end of a BlackHole; false when the link was cut.
+// gate waits for the end of a BlackHole. It returns false if the link was cut.
 func (p *Proxy) gate(k *link) bool {
 	for {
 		p.mu.Lock()
@@ -339,8 +340,8 @@ func (p *Proxy) gate(k *link) bool {
 	}
 }
 
-// lose throws the reply away and cuts the link. The server is told of the end and heard out before: cut at once, it might
-// never read a request that lies in its buffer.
+// lose discards the reply and cuts the link. Before the cut it closes the sending side and reads to the end. If the
+// connection were cut at once, the server might never read a request that is in its buffer.
 func (k *link) lose(lost *lostReply) {
 	<-lost.forwarded
 	_ = k.server.CloseWrite()
@@ -350,7 +351,7 @@ func (k *link) lose(lost *lostReply) {
 	close(lost.done)
 }
 
-// end passes the end of one side on to the other: its last word, or a cut.
+// end forwards the end of one side to the other: as an end of data, or as a cut.
 func (k *link) end(other *net.TCPConn, err error) {
 	if !errors.Is(err, io.EOF) || other.CloseWrite() != nil {
 		k.reset()
@@ -366,7 +367,7 @@ func (k *link) reset() {
 	})
 }
 
-// reset closes a connection in the hard way: the other end sees an error, not an end.
+// reset closes a connection with RST: the other side sees an error, not the end of data.
 func reset(conn *net.TCPConn) {
 	_ = conn.SetLinger(0)
 	_ = conn.Close()

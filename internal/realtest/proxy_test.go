@@ -17,23 +17,23 @@ import (
 	"github.com/alicebob/miniredis/v2"
 )
 
-// talk is a connection that speaks Redis' protocol.
-type talk struct {
+// wireConn is a connection that speaks Redis' protocol.
+type wireConn struct {
 	net.Conn
 	in *bufio.Reader
 }
 
-func dial(t *testing.T, addr string) talk {
+func dial(t *testing.T, addr string) wireConn {
 	t.Helper()
 	conn, err := net.Dial("tcp", addr)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
-	return talk{conn, bufio.NewReader(conn)}
+	return wireConn{conn, bufio.NewReader(conn)}
 }
 
-// wire is a command as it is sent.
+// wire encodes a command.
 func wire(words ...string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "*%d\r\n", len(words))
@@ -43,26 +43,26 @@ func wire(words ...string) string {
 	return b.String()
 }
 
-func (c talk) say(t *testing.T, text string) {
+func (c wireConn) send(t *testing.T, text string) {
 	t.Helper()
 	if _, err := io.WriteString(c, text); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// hear returns the first line of the next reply.
-func (c talk) hear(within time.Duration) (string, error) {
+// readLine returns the first line of the next reply.
+func (c wireConn) readLine(within time.Duration) (string, error) {
 	_ = c.SetReadDeadline(time.Now().Add(within))
 	line, err := c.in.ReadString('\n')
 	return strings.TrimSpace(line), err
 }
 
-// works fails the test unless the connection carries a command and its reply.
-func (c talk) works(t *testing.T) {
+// works fails the test unless a command on this connection gets its reply.
+func (c wireConn) works(t *testing.T) {
 	t.Helper()
-	c.say(t, wire("PING"))
-	if pong, err := c.hear(waitLimit); pong != "+PONG" {
-		t.Fatalf("PING is answered by %q, %v", pong, err)
+	c.send(t, wire("PING"))
+	if pong, err := c.readLine(waitLimit); pong != "+PONG" {
+		t.Fatalf("the reply to PING is %q, %v", pong, err)
 	}
 }
 
@@ -75,24 +75,24 @@ func TestProxyLosesAReply(t *testing.T) {
 			c.works(t)
 
 			lost := p.LoseReply("incr")
-			other.works(t) // not the request that is meant
+			other.works(t) // another request
 			text := wire("INCR", "n")
-			c.say(t, text[:len(text)/pieces])
+			c.send(t, text[:len(text)/pieces])
 			if pieces > 1 {
 				other.works(t)
-				c.say(t, text[len(text)/pieces:])
+				c.send(t, text[len(text)/pieces:])
 			}
-			if line, err := c.hear(waitLimit); !errors.Is(err, syscall.ECONNRESET) {
-				t.Fatalf("the reply that was to be lost is %q, %v", line, err)
+			if line, err := c.readLine(waitLimit); !errors.Is(err, syscall.ECONNRESET) {
+				t.Fatalf("the reply that had to be lost is %q, %v", line, err)
 			}
 			<-lost
 			if n, err := server.Get("n"); n != "1" {
-				t.Errorf("the request was carried out %q times, %v", n, err)
+				t.Errorf("the request was executed %q times, %v", n, err)
 			}
 			other.works(t) // only one connection is cut, and only once
-			other.say(t, wire("INCR", "n"))
-			if line, err := other.hear(waitLimit); line != ":2" {
-				t.Errorf("the second INCR is answered by %q, %v", line, err)
+			other.send(t, wire("INCR", "n"))
+			if line, err := other.readLine(waitLimit); line != ":2" {
+				t.Errorf("the reply to the second INCR is %q, %v", line, err)
 			}
 		})
 	}
@@ -106,32 +106,32 @@ func TestProxyDelays(t *testing.T) {
 	began := time.Now()
 	c.works(t)
 	if took := time.Since(began); took < 50*time.Millisecond {
-		t.Errorf("a reply delayed by 50 ms arrives after %v", took)
+		t.Errorf("a reply delayed by 50 ms arrived after %v", took)
 	}
 	p.Delay(time.Hour)
-	c.say(t, wire("PING")) // Cleanup has to end the wait
+	c.send(t, wire("PING")) // Cleanup has to end the wait
 }
 
 func TestProxyBlackHole(t *testing.T) {
 	p := StartProxy(t, miniredis.RunT(t).Addr())
-	old := dial(t, p.Addr())
-	old.works(t)
+	earlier := dial(t, p.Addr())
+	earlier.works(t)
 	p.BlackHole()
-	young := dial(t, p.Addr())
-	for _, c := range []talk{old, young} {
-		c.say(t, wire("PING"))
-		if line, err := c.hear(20 * time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("a black hole answers %q, %v", line, err)
+	later := dial(t, p.Addr())
+	for _, c := range []wireConn{earlier, later} {
+		c.send(t, wire("PING"))
+		if line, err := c.readLine(20 * time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("a black hole answered %q, %v", line, err)
 		}
 	}
 	p.Heal()
-	for _, c := range []talk{old, young} {
-		if line, err := c.hear(waitLimit); line != "+PONG" {
+	for _, c := range []wireConn{earlier, later} {
+		if line, err := c.readLine(waitLimit); line != "+PONG" {
 			t.Errorf("after Heal: %q, %v", line, err)
 		}
 	}
 	p.BlackHole()
-	young.say(t, wire("PING")) // Cleanup has to end this too
+	later.send(t, wire("PING")) // Cleanup has to end this also
 }
 
 func TestProxyResetsAndRefuses(t *testing.T) {
@@ -139,13 +139,13 @@ func TestProxyResetsAndRefuses(t *testing.T) {
 	c := dial(t, p.Addr())
 	c.works(t)
 	p.Reset()
-	if line, err := c.hear(waitLimit); !errors.Is(err, syscall.ECONNRESET) {
+	if line, err := c.readLine(waitLimit); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("after Reset: %q, %v", line, err)
 	}
 	c = dial(t, p.Addr())
 	c.works(t)
 	p.Refuse()
-	if line, err := c.hear(waitLimit); !errors.Is(err, syscall.ECONNRESET) {
+	if line, err := c.readLine(waitLimit); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("after Refuse: %q, %v", line, err)
 	}
 	if _, err := net.Dial("tcp", p.Addr()); !errors.Is(err, syscall.ECONNREFUSED) {
@@ -163,7 +163,7 @@ func TestProxyWithoutServer(t *testing.T) {
 		_, err = conn.Read(make([]byte, 1))
 	}
 	if !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("a proxy without a server says %v", err)
+		t.Errorf("a proxy without a server answers with %v", err)
 	}
 }
 
@@ -173,14 +173,14 @@ func TestProxyBeforeRealRedis(t *testing.T) {
 	c := dial(t, p.Addr())
 	c.works(t)
 	lost := p.LoseReply("INCR")
-	c.say(t, wire("incr", "n"))
+	c.send(t, wire("incr", "n"))
 	<-lost
-	if line, err := c.hear(waitLimit); !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("the reply that was to be lost is %q, %v", line, err)
+	if line, err := c.readLine(waitLimit); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the reply that had to be lost is %q, %v", line, err)
 	}
 	c = dial(t, p.Addr())
-	c.say(t, wire("INCR", "n"))
-	if line, err := c.hear(waitLimit); line != ":2" {
+	c.send(t, wire("INCR", "n"))
+	if line, err := c.readLine(waitLimit); line != ":2" {
 		t.Errorf("INCR after an INCR whose reply was lost: %q, %v", line, err)
 	}
 }

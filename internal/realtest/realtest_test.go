@@ -13,12 +13,12 @@ import (
 
 func TestMain(m *testing.M) { Main(m) }
 
-// fakeT is a test that is allowed to fail.
+// fakeT is a test that may fail.
 type fakeT struct {
-	testing.TB // nil but where a test of this package gives one
+	testing.TB // nil unless a test of this package sets it
 
 	mu      sync.Mutex
-	said    strings.Builder
+	log     strings.Builder
 	failed  bool
 	skipped bool
 	cleanup []func()
@@ -36,7 +36,7 @@ func (f *fakeT) Failed() bool {
 func (f *fakeT) Logf(format string, args ...any) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	fmt.Fprintf(&f.said, format+"\n", args...)
+	fmt.Fprintf(&f.log, format+"\n", args...)
 }
 
 func (f *fakeT) Errorf(format string, args ...any) {
@@ -59,7 +59,7 @@ func (f *fakeT) Skipf(format string, args ...any) {
 	runtime.Goexit()
 }
 
-// run runs a test and its clean-ups to their end.
+// run runs a test and then its clean-ups.
 func (f *fakeT) run(test func(t testing.TB)) {
 	for _, part := range []func(){func() { test(f) }, func() {
 		for i := range f.cleanup {
@@ -82,10 +82,10 @@ func TestMissingProgramSkipsOrFails(t *testing.T) {
 			var f fakeT
 			f.run(func(t testing.TB) { program(t, "refill-no-such-server") })
 			if f.failed != noSkip || f.skipped == noSkip {
-				t.Errorf("failed %v, skipped %v: %s", f.failed, f.skipped, f.said.String())
+				t.Errorf("failed %v, skipped %v: %s", f.failed, f.skipped, f.log.String())
 			}
-			if !strings.Contains(f.said.String(), "refill-no-such-server is not installed") {
-				t.Errorf("it does not say what is missing: %s", f.said.String())
+			if !strings.Contains(f.log.String(), "refill-no-such-server is not installed") {
+				t.Errorf("the message does not name the missing program: %s", f.log.String())
 			}
 		})
 	}
@@ -94,13 +94,13 @@ func TestMissingProgramSkipsOrFails(t *testing.T) {
 func TestPortsStayBelowTheKernels(t *testing.T) {
 	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
 	if err != nil {
-		t.Skip("this machine does not say which ports its kernel gives out")
+		t.Skip("this system does not tell its local port range")
 	}
 	var first int
 	if _, err := fmt.Sscan(string(text), &first); err != nil {
 		t.Fatal(err)
 	}
 	if port := freePort(t); port >= first {
-		t.Errorf("port %d is one that the kernel may give to a connection (from %d)", port, first)
+		t.Errorf("port %d is in the range that the kernel gives to connections (from %d)", port, first)
 	}
 }

@@ -18,23 +18,23 @@ import (
 	"time"
 )
 
-// Redis is a redis-server of one test: on a port of its own, without persistence, with DEBUG allowed.
+// Redis is a redis-server of one test: with its own port, without persistence, with DEBUG allowed.
 type Redis struct {
-	*Process // of now: Restart starts another
+	*Process // the current one: Restart starts another
 
 	t    testing.TB
 	path string   // of the program
 	args []string // as given to StartRedis
-	env  []string // beside the test's own
+	env  []string // added to the environment of the test
 	dir  string
 	port int
 }
 
-// errPortTaken says that somebody else was faster.
+// errPortTaken means that another process has taken the port.
 var errPortTaken = errors.New("the port is taken")
 
-// StartRedis starts a redis-server and returns when it answers. args go to it after those of this package, so that they
-// win over them. It ends with the test.
+// StartRedis starts a redis-server and returns when it answers. args follow the arguments of this package and override
+// them. The server ends with the test.
 func StartRedis(t testing.TB, args ...string) *Redis {
 	t.Helper()
 	return startRedis(t, nil, args)
@@ -48,7 +48,7 @@ func startRedis(t testing.TB, env, args []string) *Redis {
 			r.Kill()
 		}
 		if t.Failed() {
-			t.Logf("realtest: the log of redis-server on %s:\n%s", r.Addr(), r.log())
+			t.Logf("realtest: log of redis-server on %s:\n%s", r.Addr(), r.log())
 		}
 	})
 	for range 20 {
@@ -61,25 +61,25 @@ func startRedis(t testing.TB, env, args []string) *Redis {
 			t.Fatalf("realtest: redis-server: %v", err)
 		}
 	}
-	t.Fatalf("realtest: redis-server: %v, twenty times over", errPortTaken)
+	t.Fatalf("realtest: redis-server: %v, at twenty attempts", errPortTaken)
 	return nil
 }
 
-// Addr is where the server listens, as "host:port". It stays the same over Restart.
+// Addr is where the server listens, as "host:port". Restart does not change it.
 func (r *Redis) Addr() string { return loopback(r.port) }
 
-// Restart kills the server, if it runs, and starts it again on the same port, empty.
+// Restart kills the server if it is running, and starts it again, empty, on the same port.
 func (r *Redis) Restart() {
 	r.t.Helper()
 	r.Kill()
 	var err error
 	if !eventually(func() bool { err = r.start(); return !errors.Is(err, errPortTaken) }) || err != nil {
-		r.t.Fatalf("realtest: redis-server again on %s: %v", r.Addr(), err)
+		r.t.Fatalf("realtest: restarting redis-server on %s: %v", r.Addr(), err)
 	}
 }
 
-// Commandstats says how often each command was called since the start, or since ResetStats: by its name in lower case
-// ("set", "evalsha", "cluster|slots"), commands called by scripts included. The calls of this package are left out.
+// Commandstats returns how often each command was called since the start, or since ResetStats. Names are in lower case
+// ("set", "evalsha", "cluster|slots"). Commands that scripts call are included. The calls of this package are left out.
 func (r *Redis) Commandstats(t testing.TB) map[string]int64 {
 	t.Helper()
 	info, err := r.ask("INFO commandstats")
@@ -103,7 +103,7 @@ func (r *Redis) Commandstats(t testing.TB) map[string]int64 {
 	return calls
 }
 
-// ResetStats sets the figures of Commandstats to zero.
+// ResetStats sets the counts of Commandstats to zero.
 func (r *Redis) ResetStats(t testing.TB) {
 	t.Helper()
 	if _, err := r.ask("CONFIG RESETSTAT"); err != nil {
@@ -117,7 +117,7 @@ func (r *Redis) start() error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = out.Close() }() // the server has its own handle
+	defer func() { _ = out.Close() }() // the server has its own file descriptor
 	cmd := exec.Command(r.path, append([]string{
 		"--port", strconv.Itoa(r.port), "--bind", "127.0.0.1", "--dir", r.dir,
 		"--save", "", "--appendonly", "no", "--enable-debug-command", "local",
@@ -134,14 +134,14 @@ func (r *Redis) start() error {
 	case p.gone() && strings.Contains(r.log(), "Address already in use"):
 		return errPortTaken
 	case p.gone():
-		return fmt.Errorf("it ended at once: %w\n%s", p.err, r.log())
+		return fmt.Errorf("it exited at once: %w\n%s", p.err, r.log())
 	case !answers:
-		return fmt.Errorf("no answer in %v\n%s", waitLimit, r.log())
+		return fmt.Errorf("no answer within %v\n%s", waitLimit, r.log())
 	}
 	return nil
 }
 
-// answers says whether our server is the one that answers: while it finds its port taken, it is another's.
+// answers reports whether our server answers. If another process had taken the port, that one might answer.
 func (r *Redis) answers() bool {
 	if pong, err := r.ask("PING"); err != nil || pong != "PONG" {
 		return false
@@ -150,8 +150,8 @@ func (r *Redis) answers() bool {
 	return err == nil && strings.Contains(info, fmt.Sprintf("process_id:%d\r\n", r.Pid()))
 }
 
-// ask sends one command, a line of Redis' inline protocol, on a connection of its own. A client library would greet the
-// server first, and the greeting would be counted.
+// ask sends one command, a line of Redis' inline protocol, on a new connection. A client library would send HELLO
+// first, which Commandstats would count.
 func (r *Redis) ask(command string) (string, error) {
 	conn, err := net.DialTimeout("tcp", r.Addr(), waitLimit)
 	if err != nil {
@@ -176,17 +176,17 @@ func (r *Redis) ask(command string) (string, error) {
 	case '$':
 		n, err := strconv.Atoi(rest)
 		if err != nil || n < 0 {
-			return "", fmt.Errorf("the server answers %q", line)
+			return "", fmt.Errorf("unexpected reply of the server: %q", line)
 		}
 		text := make([]byte, n)
 		_, err = io.ReadFull(in, text)
 		return string(text), err
 	default:
-		return "", fmt.Errorf("the server answers %q", line)
+		return "", fmt.Errorf("unexpected reply of the server: %q", line)
 	}
 }
 
-// log is the end of what the server wrote.
+// log is the end of the server's log.
 func (r *Redis) log() string {
 	text, err := os.ReadFile(filepath.Join(r.dir, "log"))
 	if err != nil {
@@ -195,7 +195,7 @@ func (r *Redis) log() string {
 	return string(lastLines(text, 20))
 }
 
-// program finds a server's program, and ends the test where there is none.
+// program finds the executable with this name. Without it the test is skipped, or fails with REFILL_NO_SKIP=1.
 func program(t testing.TB, name string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
@@ -203,14 +203,14 @@ func program(t testing.TB, name string) string {
 	case err == nil:
 		return path
 	case os.Getenv("REFILL_NO_SKIP") == "1":
-		t.Fatalf("%s is not installed, and REFILL_NO_SKIP=1 forbids to skip what needs it", name)
+		t.Fatalf("%s is not installed, and REFILL_NO_SKIP=1 forbids skipping tests that need it", name)
 	default:
 		t.Skipf("%s is not installed: `make test` installs it where it can", name)
 	}
 	return ""
 }
 
-// lastLines is the end of text.
+// lastLines are the last n lines of text.
 func lastLines(text []byte, n int) []byte {
 	text = bytes.TrimRight(text, "\n")
 	lines := bytes.Split(text, []byte("\n"))

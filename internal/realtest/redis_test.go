@@ -24,7 +24,7 @@ func TestRedisCountsCommands(t *testing.T) {
 	calls := r.Commandstats(t)
 	for name, want := range map[string]int64{"set": 2, "get": 1, "eval": 1, "del": 1, "info": 0} {
 		if calls[name] != want {
-			t.Errorf("%s was called %d times, Commandstats says %d", name, want, calls[name])
+			t.Errorf("%s was called %d times, Commandstats returns %d", name, want, calls[name])
 		}
 	}
 	r.ResetStats(t)
@@ -50,17 +50,17 @@ func TestRedisFreezeAndThaw(t *testing.T) {
 	t.Cleanup(func() { _ = conn.Close() })
 	r.Freeze()
 	if _, err := io.WriteString(conn, "PING\r\n"); err != nil {
-		t.Fatalf("a frozen server still takes what is sent: %v", err)
+		t.Fatalf("a frozen server still accepts what is sent: %v", err)
 	}
 	answer := make([]byte, 16)
 	_ = conn.SetReadDeadline(time.Now().Add(30 * time.Millisecond))
 	if n, err := conn.Read(answer); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Fatalf("a frozen server answers %q, %v", answer[:n], err)
+		t.Fatalf("a frozen server answered %q, %v", answer[:n], err)
 	}
 	r.Thaw()
 	_ = conn.SetReadDeadline(time.Now().Add(waitLimit))
 	if n, err := conn.Read(answer); err != nil || string(answer[:n]) != "+PONG\r\n" {
-		t.Fatalf("after Thaw the server answers %q, %v", answer[:n], err)
+		t.Fatalf("after Thaw the server answered %q, %v", answer[:n], err)
 	}
 }
 
@@ -71,10 +71,10 @@ func TestRedisKillAndRestart(t *testing.T) {
 	}
 	addr, pid := r.Addr(), r.Pid()
 	r.Freeze()
-	r.Kill() // of a frozen one, and twice
+	r.Kill() // while frozen, and twice
 	r.Kill()
 	if _, err := net.Dial("tcp", addr); !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Fatalf("a killed server is dialled: %v", err)
+		t.Fatalf("dialling a killed server returned %v", err)
 	}
 	r.Restart()
 	if r.Addr() != addr || r.Pid() == pid {
@@ -118,10 +118,10 @@ func TestRedisServersDoNotShareAPort(t *testing.T) {
 	})
 }
 
-func TestRedisThatCannotStartSaysWhy(t *testing.T) {
+func TestRedisReportsWhyItCannotStart(t *testing.T) {
 	path := program(t, "redis-server")
 	r := &Redis{t: t, path: path, dir: t.TempDir(), port: freePort(t), args: []string{"--no-such-setting", "1"}}
 	if err := r.start(); err == nil || !strings.Contains(err.Error(), "no-such-setting") {
-		t.Errorf("start says %v", err)
+		t.Errorf("start returned %v", err)
 	}
 }

@@ -18,17 +18,17 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// This file starts servers that replace each other: a master with replicas behind Sentinel, and a Cluster.
+// This file starts servers that can replace each other: a master with replicas behind Sentinel, and a Cluster.
 
-// syncAtOnce keeps a master from waiting five seconds for further replicas before it serves the first. A replica that has
-// never finished a sync is never promoted.
+// syncAtOnce makes a master serve its first replica at once. By default it waits five seconds for further replicas. A
+// replica that has never finished a sync is never promoted.
 var syncAtOnce = []string{"--repl-diskless-sync-delay", "0"}
 
-// Sentinel is a master and two replicas, watched by three sentinels that replace a master which was silent for some 0.7 s.
-// Its methods may be called only from the goroutine of the test.
+// Sentinel is a master and two replicas, watched by three sentinels. They replace a master that has been silent for
+// about 0.7 s. Its methods may be called only from the goroutine of the test.
 type Sentinel struct {
 	t         testing.TB
-	servers   []*Redis // the first was the first master
+	servers   []*Redis // servers[0] is the first master
 	sentinels []*sentinel
 }
 
@@ -40,20 +40,22 @@ type sentinel struct {
 
 const masterName = "m"
 
-// sentinelHaste makes sentinels quicker than they are by default, in milliseconds. TILT, in which a sentinel that was itself
-// delayed does nothing for half a minute, is what a busy test machine would cause. The ping-period has two bounds: a sentinel
-// connects again after one, which must be long before a new master counts as down; and a replica is promoted only if it was
-// heard of in the last five.
-var sentinelHaste = []any{
+// sentinelTimers makes sentinels faster than by default. Times are milliseconds. A sentinel that was delayed itself
+// enters TILT and does nothing for half a minute; a busy test machine would cause that. The ping-period has two bounds.
+// A sentinel reconnects after one ping-period, which must be long before a new master counts as down. And a replica is
+// promoted only if it has answered within the last five ping-periods.
+var sentinelTimers = []any{
 	"sentinel", "debug", "info-period", 500, "ask-period", 100, "ping-period", 350, "publish-period", 100,
 	"tilt-trigger", 20_000, "tilt-period", 100,
 }
 
-// sentinelPace is for when all sentinels have found each other: a server that calls itself master for four of these periods
-// while they know another is made a replica again, and that must not happen to one that is just being promoted.
-var sentinelPace = []any{"sentinel", "debug", "publish-period", 500}
+// sentinelPublishPeriod is set when all sentinels have found each other. If a server reports itself as master for four
+// of these periods while the sentinels know another master, they make it a replica again. That must not happen to a
+// replica that is being promoted.
+var sentinelPublishPeriod = []any{"sentinel", "debug", "publish-period", 500}
 
-// StartSentinel returns when all know each other and both replicas follow the master. All ends with the test.
+// StartSentinel returns when all sentinels know each other and both replicas follow the master. All processes end with
+// the test.
 func StartSentinel(t testing.TB) *Sentinel {
 	t.Helper()
 	s := &Sentinel{t: t}
@@ -63,12 +65,13 @@ func StartSentinel(t testing.TB) *Sentinel {
 	for range 2 {
 		s.servers = append(s.servers, StartRedis(t, slices.Concat(syncAtOnce, []string{"--replicaof", host, port})...))
 	}
-	// First linked, then watched: a sentinel asks a master for its replicas when it starts, and then each 10 s.
+	// The replicas must follow before the sentinels start: a sentinel asks a master for its replicas at its start, and
+	// then every 10 s.
 	s.await("the replicas follow the master", func() bool {
 		return follows(s.servers[1], master) && follows(s.servers[2], master)
 	})
-	// The third is slower: three that began a failover in the same moment would each vote for itself, and try again seconds
-	// later. Of two, one gets the third's vote.
+	// The third sentinel is slower. If three began a failover at the same moment, each would vote for itself, and they
+	// would retry seconds later. If two do so, one of them gets the vote of the third.
 	for _, downAfter := range []int{700, 700, 2500} {
 		s.sentinels = append(s.sentinels, startSentinel(t, host, port, downAfter))
 	}
@@ -78,15 +81,15 @@ func StartSentinel(t testing.TB) *Sentinel {
 		})
 	})
 	for _, one := range s.sentinels {
-		if _, err := command(one.addr, sentinelPace...); err != nil {
+		if _, err := command(one.addr, sentinelPublishPeriod...); err != nil {
 			t.Fatalf("realtest: sentinel on %s: %v", one.addr, err)
 		}
 	}
 	return s
 }
 
-// startSentinel starts one sentinel, for which a server that was silent for downAfter ms is down. It writes its state into
-// its configuration file.
+// startSentinel starts one sentinel. It considers a server down that has been silent for downAfter milliseconds. It
+// writes its state to its configuration file.
 func startSentinel(t testing.TB, host, port string, downAfter int) *sentinel {
 	t.Helper()
 	path, dir, own := program(t, "redis-server"), t.TempDir(), freePort(t)
@@ -106,16 +109,20 @@ func startSentinel(t testing.TB, host, port string, downAfter int) *sentinel {
 		s.Kill()
 		if t.Failed() {
 			log, _ := os.ReadFile(filepath.Join(dir, "log"))
-			t.Logf("realtest: the log of the sentinel on %s:\n%s", s.addr, lastLines(log, 40))
+			t.Logf("realtest: log of the sentinel on %s:\n%s", s.addr, lastLines(log, 40))
 		}
 	})
-	if !eventually(func() bool { _, err = command(s.addr, sentinelHaste...); return err == nil || p.gone() }) || err != nil {
+	configured := func() bool {
+		_, err = command(s.addr, sentinelTimers...)
+		return err == nil || p.gone()
+	}
+	if !eventually(configured) || err != nil {
 		t.Fatalf("realtest: sentinel on %s: %v", s.addr, err)
 	}
 	return s
 }
 
-// Addrs are those of the sentinels.
+// Addrs are the addresses of the sentinels.
 func (s *Sentinel) Addrs() []string {
 	addrs := make([]string, len(s.sentinels))
 	for i, one := range s.sentinels {
@@ -124,10 +131,10 @@ func (s *Sentinel) Addrs() []string {
 	return addrs
 }
 
-// MasterName is what the sentinels call the master.
+// MasterName is the name of the master in the configuration of the sentinels.
 func (s *Sentinel) MasterName() string { return masterName }
 
-// Master is the server that all sentinels name, once they agree.
+// Master waits until all sentinels name the same master, and returns that server.
 func (s *Sentinel) Master() *Redis {
 	s.t.Helper()
 	var master *Redis
@@ -135,22 +142,22 @@ func (s *Sentinel) Master() *Redis {
 	return master
 }
 
-// Replicas are the servers that run, without the master.
+// Replicas are the running servers without the master.
 func (s *Sentinel) Replicas() []*Redis {
 	s.t.Helper()
 	master := s.Master()
 	return slices.DeleteFunc(slices.Clone(s.servers), func(r *Redis) bool { return r == master || r.gone() })
 }
 
-// CutReplicas freezes the replicas and cuts their links: what the master takes from now on, no other server will ever have.
-// ThawReplicas lets them go on; they link up again as long as the master lives.
+// CutReplicas freezes the replicas and cuts their links. Writes that the master accepts from now on never reach another
+// server. ThawReplicas lets the replicas continue; they reconnect if the master still runs.
 func (s *Sentinel) CutReplicas() {
 	s.t.Helper()
 	master := s.Master()
 	for _, r := range s.Replicas() {
 		r.Freeze()
 	}
-	// A replica would read what lies in its socket when it goes on.
+	// Otherwise a replica would read what is in its socket when it continues.
 	if _, err := master.ask("CLIENT KILL TYPE replica"); err != nil {
 		s.t.Fatalf("realtest: cutting the replicas of %s: %v", master.Addr(), err)
 	}
@@ -166,12 +173,12 @@ func (s *Sentinel) ThawReplicas() {
 	}
 }
 
-// Failover makes the sentinels replace a healthy master and returns the new one when it is in office. The old one goes on
-// taking writes for a moment, which are lost.
+// Failover makes the sentinels replace a healthy master. It returns the new master when it accepts writes. The old
+// master still accepts writes for a moment; they are lost.
 func (s *Sentinel) Failover() *Redis {
 	s.t.Helper()
 	old := s.Master()
-	s.await("the last failover is over", func() bool {
+	s.await("the last failover has ended", func() bool {
 		for _, r := range s.servers {
 			if r != old && !r.gone() && !follows(r, old) {
 				return false
@@ -179,14 +186,15 @@ func (s *Sentinel) Failover() *Redis {
 		}
 		return s.all(func(m map[string]string) bool { return m["flags"] == "master" }) && s.allKnowReplicas()
 	})
-	s.await("a sentinel fails over", func() bool { // it refuses until it has found a fit replica
+	s.await("a sentinel fails over", func() bool { // it refuses until it has found a suitable replica
 		_, err := command(s.sentinels[0].addr, "sentinel", "failover", masterName)
 		return err == nil
 	})
 	return s.NextMaster(old)
 }
 
-// KillMaster ends the master as kill -9 does and returns it. The sentinels need a second or two to replace it, see NextMaster.
+// KillMaster kills the master (SIGKILL) and returns it. The sentinels replace it within one or two seconds: see
+// NextMaster.
 func (s *Sentinel) KillMaster() *Redis {
 	s.t.Helper()
 	master := s.Master()
@@ -194,11 +202,11 @@ func (s *Sentinel) KillMaster() *Redis {
 	return master
 }
 
-// NextMaster waits until all sentinels name another master than old, and that takes writes.
+// NextMaster waits until all sentinels name a master other than old, and that master accepts writes.
 func (s *Sentinel) NextMaster(old *Redis) *Redis {
 	s.t.Helper()
 	var next *Redis
-	s.await("there is another master than "+old.Addr(), func() bool {
+	s.await("there is a master other than "+old.Addr(), func() bool {
 		if next = s.named(); next == nil || next == old {
 			return false
 		}
@@ -208,7 +216,7 @@ func (s *Sentinel) NextMaster(old *Redis) *Redis {
 	return next
 }
 
-// named is the master that all sentinels send clients to, nil while they do not agree.
+// named is the master that all sentinels name to clients. It is nil while they do not agree.
 func (s *Sentinel) named() *Redis {
 	name := ""
 	for i, one := range s.sentinels {
@@ -231,7 +239,7 @@ func (s *Sentinel) named() *Redis {
 	return nil
 }
 
-// all says whether what is asked holds of every sentinel's view of the master.
+// all reports whether is returns true for the view of the master that each sentinel has.
 func (s *Sentinel) all(is func(view map[string]string) bool) bool {
 	for _, one := range s.sentinels {
 		view, err := masterView(one.addr)
@@ -242,8 +250,8 @@ func (s *Sentinel) all(is func(view map[string]string) bool) bool {
 	return true
 }
 
-// allKnowReplicas says whether every sentinel has heard of every living replica that it is one. A sentinel that last heard
-// of a restarted master as a master would demote it in the middle of its next promotion.
+// allKnowReplicas reports whether every sentinel knows every running replica as a replica. A sentinel that still knows
+// a restarted master as a master would demote it during its next promotion.
 func (s *Sentinel) allKnowReplicas() bool {
 	for _, one := range s.sentinels {
 		replicas, err := ask(one.addr, (*redis.SentinelClient).Replicas)
@@ -256,12 +264,12 @@ func (s *Sentinel) allKnowReplicas() bool {
 	return true
 }
 
-// masterView is what a sentinel says of the master.
+// masterView is what a sentinel reports about the master.
 func masterView(addr string) (map[string]string, error) {
 	return ask(addr, (*redis.SentinelClient).Master)
 }
 
-// ask asks a sentinel something about the master.
+// ask calls a method of a sentinel client for the master.
 func ask[V any, R interface{ Result() (V, error) }](
 	addr string, what func(*redis.SentinelClient, context.Context, string) R,
 ) (V, error) {
@@ -275,15 +283,16 @@ func ask[V any, R interface{ Result() (V, error) }](
 func (s *Sentinel) await(what string, is func() bool) {
 	s.t.Helper()
 	if !eventually(is) {
-		s.t.Fatalf("realtest: sentinel: waited %v in vain until %s", waitLimit, what)
+		s.t.Fatalf("realtest: sentinel: not true within %v: %s", waitLimit, what)
 	}
 }
 
-// follows says whether a replica follows this master.
+// follows reports whether a replica follows this master.
 func follows(r, master *Redis) bool {
 	info, err := r.ask("INFO replication")
 	_, port, _ := net.SplitHostPort(master.Addr())
-	return err == nil && strings.Contains(info, "master_link_status:up") && strings.Contains(info, "master_port:"+port+"\r\n")
+	return err == nil && strings.Contains(info, "master_link_status:up") &&
+		strings.Contains(info, "master_port:"+port+"\r\n")
 }
 
 // command sends one command and returns the reply as go-redis reads it.
@@ -295,8 +304,8 @@ func command(addr string, args ...any) (any, error) {
 	return c.Do(ctx, args...).Result()
 }
 
-// Cluster is a Redis Cluster: masters that share the 16,384 slots evenly, and replicas of each. A master that was silent for
-// a second is replaced by its replica. Its methods may be called only from the goroutine of the test.
+// Cluster is a Redis Cluster: masters that share the 16,384 slots evenly, and replicas of each. A master that has been
+// silent for a second is replaced by its replica. Its methods may be called only from the goroutine of the test.
 type Cluster struct {
 	t     testing.TB
 	nodes []*clusterNode // masters first
@@ -309,8 +318,8 @@ type clusterNode struct {
 
 const slots = 16384
 
-// StartCluster returns when every node knows all others, serves all slots, and every replica follows its master. It takes two
-// seconds: so long does a master of a new cluster wait. All ends with the test.
+// StartCluster returns when every node knows all others, all slots are served, and every replica follows its master. It
+// takes two seconds, because a master of a new cluster waits so long. All processes end with the test.
 func StartCluster(t testing.TB, masters, replicasEach int) *Cluster {
 	t.Helper()
 	c := &Cluster{t: t}
@@ -342,19 +351,19 @@ func StartCluster(t testing.TB, masters, replicasEach int) *Cluster {
 		}
 		return false
 	}
-	c.await("the cluster is well", func() bool {
+	c.await("the cluster is healthy", func() bool {
 		return c.everywhere(func(v clusterView) bool { return v.covered() && v.replicas() == len(c.nodes)-masters }) &&
 			!slices.ContainsFunc(c.nodes, func(n *clusterNode) bool { return !n.serves() }) && !unlinked()
 	})
 	return c
 }
 
-// start adds a node that knows nobody yet.
+// start adds a node that does not know the others yet.
 func (c *Cluster) start() {
 	c.t.Helper()
 	n := &clusterNode{Redis: StartRedis(c.t, slices.Concat(syncAtOnce, []string{
 		"--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--cluster-allow-replica-migration", "no",
-		"--cluster-port", strconv.Itoa(freePort(c.t)), // the default is in the range of the kernel's own ports, see listen
+		"--cluster-port", strconv.Itoa(freePort(c.t)), // the default is in the kernel's local port range, see listen
 	})...)}
 	id, err := n.ask("CLUSTER MYID")
 	if err != nil {
@@ -364,7 +373,7 @@ func (c *Cluster) start() {
 	c.nodes = append(c.nodes, n)
 }
 
-// busPort is where a node talks with other nodes.
+// busPort is the port that a node uses to talk to other nodes.
 func (c *Cluster) busPort(n *clusterNode) string {
 	c.t.Helper()
 	reply, err := command(n.Addr(), "config", "get", "cluster-port")
@@ -384,7 +393,7 @@ func (c *Cluster) Servers() []*Redis {
 	return servers
 }
 
-// Addrs are those of all nodes, masters first as they were at the start.
+// Addrs are the addresses of all nodes, masters first as they were at the start.
 func (c *Cluster) Addrs() []string {
 	addrs := make([]string, len(c.nodes))
 	for i, n := range c.nodes {
@@ -396,24 +405,24 @@ func (c *Cluster) Addrs() []string {
 // Slot is the slot of a key.
 func (c *Cluster) Slot(key string) int {
 	c.t.Helper()
-	slot, ok := c.must(c.living()[0], "cluster", "keyslot", key).(int64)
+	slot, ok := c.must(c.running()[0], "cluster", "keyslot", key).(int64)
 	if !ok {
-		c.t.Fatalf("realtest: cluster: CLUSTER KEYSLOT %q makes no sense", key)
+		c.t.Fatalf("realtest: cluster: CLUSTER KEYSLOT %q: unexpected reply", key)
 	}
 	return int(slot)
 }
 
-// NodeFor is the master that has the slot of a key, once all nodes that run agree on one that runs.
+// NodeFor waits until all running nodes agree on a running master for the slot of the key, and returns that master.
 func (c *Cluster) NodeFor(key string) *Redis {
 	c.t.Helper()
 	return c.owner(c.Slot(key), nil).Redis
 }
 
-// Replicas are the replicas of a master that run.
+// Replicas are the running replicas of a master.
 func (c *Cluster) Replicas(master *Redis) (replicas []*Redis) {
 	c.t.Helper()
 	id := c.node(master).id
-	for _, n := range c.living() {
+	for _, n := range c.running() {
 		if view, err := viewOf(n); err == nil && view[n.id].master == id {
 			replicas = append(replicas, n.Redis)
 		}
@@ -421,7 +430,7 @@ func (c *Cluster) Replicas(master *Redis) (replicas []*Redis) {
 	return replicas
 }
 
-// Failover makes a replica of a healthy master take its place, and returns it when all nodes agree.
+// Failover makes a replica replace its healthy master. It returns the new master when all nodes agree.
 func (c *Cluster) Failover(master *Redis) *Redis {
 	c.t.Helper()
 	slot := c.firstSlot(master)
@@ -433,17 +442,17 @@ func (c *Cluster) Failover(master *Redis) *Redis {
 	return c.owner(slot, c.node(master)).Redis
 }
 
-// NextMaster waits until all nodes that run agree that the slot of a key is another master's than old's, and returns that
-// one when it serves again. After a kill -9 that takes some two seconds.
+// NextMaster waits until all running nodes agree on a master other than old for the slot of a key. It returns that
+// master when it serves requests. After a kill -9 this takes about two seconds.
 func (c *Cluster) NextMaster(key string, old *Redis) *Redis {
 	c.t.Helper()
 	next := c.owner(c.Slot(key), c.node(old))
-	c.await("the cluster is whole again", next.serves)
+	c.await("the new master serves requests", next.serves)
 	return next.Redis
 }
 
-// MoveSlot moves a slot with its keys to another master, as resharding does. What happens while it is on its way can be
-// tested with [Cluster.OpenSlot].
+// MoveSlot moves a slot with its keys to another master, as resharding does. To test what happens during the move, use
+// [Cluster.OpenSlot].
 func (c *Cluster) MoveSlot(slot int, to *Redis) {
 	c.t.Helper()
 	m := c.OpenSlot(slot, to)
@@ -451,16 +460,16 @@ func (c *Cluster) MoveSlot(slot int, to *Redis) {
 	m.Finish()
 }
 
-// SlotMove is a slot on its way from one master to another. While it is, the old master answers for the keys that it still
-// has, ASKs the client to go to the new one for others, and both want a command about several keys to TRYAGAIN unless they
-// have all or none of them.
+// SlotMove is a slot that is being moved from one master to another. Meanwhile the old master answers for the keys that
+// it still has, and redirects the client to the new one for other keys (ASK). Both reject a command about several keys
+// (TRYAGAIN) unless they have all or none of them.
 type SlotMove struct {
 	c        *Cluster
 	slot     int
 	from, to *clusterNode
 }
 
-// OpenSlot begins the move of a slot. No key is moved yet.
+// OpenSlot begins the move of a slot. It moves no key yet.
 func (c *Cluster) OpenSlot(slot int, to *Redis) *SlotMove {
 	c.t.Helper()
 	m := &SlotMove{c: c, slot: slot, from: c.owner(slot, nil), to: c.node(to)}
@@ -469,7 +478,7 @@ func (c *Cluster) OpenSlot(slot int, to *Redis) *SlotMove {
 	return m
 }
 
-// MoveKeys moves the keys that the slot has now.
+// MoveKeys moves the keys that are in the slot now.
 func (m *SlotMove) MoveKeys() {
 	m.c.t.Helper()
 	host, port, _ := net.SplitHostPort(m.to.Addr())
@@ -482,28 +491,29 @@ func (m *SlotMove) MoveKeys() {
 	}
 }
 
-// Finish gives the slot to its new master, together with keys that have come meanwhile, and returns when all nodes know.
+// Finish gives the slot to its new master, together with keys that were added meanwhile. It returns when all nodes
+// know.
 func (m *SlotMove) Finish() {
 	m.c.t.Helper()
-	m.MoveKeys() // while a slot is open, its old master takes no new keys
-	// The new one first: it would otherwise send clients back to the old one.
-	nodes := slices.Concat([]*clusterNode{m.to, m.from}, m.c.living())
+	m.MoveKeys() // while a slot is open, its old master accepts no new keys
+	// The new master comes first: otherwise it would redirect clients to the old one.
+	nodes := slices.Concat([]*clusterNode{m.to, m.from}, m.c.running())
 	for _, n := range nodes {
 		view, err := viewOf(n)
 		if err == nil && view[n.id].master != "" {
-			continue // a replica hears of it from its master
+			continue // a replica learns it from its master
 		}
 		m.c.must(n, "cluster", "setslot", m.slot, "node", m.to.id)
 	}
 	m.c.owner(m.slot, m.from)
 }
 
-// owner waits until all nodes that run agree on who has a slot, and that one is not the one given and runs.
-func (c *Cluster) owner(slot int, not *clusterNode) (owner *clusterNode) {
+// owner waits until all running nodes agree on the owner of a slot, which must be running and must not be except.
+func (c *Cluster) owner(slot int, except *clusterNode) (owner *clusterNode) {
 	c.t.Helper()
-	c.await(fmt.Sprintf("all agree on a master of slot %d", slot), func() bool {
+	c.await(fmt.Sprintf("all nodes agree on a master of slot %d", slot), func() bool {
 		for _, n := range c.nodes {
-			if n != not && !n.gone() && c.everywhere(func(v clusterView) bool { return v.has(n.id, slot) }) {
+			if n != except && !n.gone() && c.everywhere(func(v clusterView) bool { return v.has(n.id, slot) }) {
 				owner = n
 				return true
 			}
@@ -513,7 +523,7 @@ func (c *Cluster) owner(slot int, not *clusterNode) (owner *clusterNode) {
 	return owner
 }
 
-// firstSlot is one that a master has.
+// firstSlot is the first slot of a master.
 func (c *Cluster) firstSlot(master *Redis) int {
 	c.t.Helper()
 	n := c.node(master)
@@ -528,18 +538,18 @@ func (c *Cluster) node(r *Redis) *clusterNode {
 	c.t.Helper()
 	i := slices.IndexFunc(c.nodes, func(n *clusterNode) bool { return n.Redis == r })
 	if i < 0 {
-		c.t.Fatalf("realtest: cluster: %s is not of this cluster", r.Addr())
+		c.t.Fatalf("realtest: cluster: %s is not a node of this cluster", r.Addr())
 	}
 	return c.nodes[i]
 }
 
-func (c *Cluster) living() []*clusterNode {
+func (c *Cluster) running() []*clusterNode {
 	return slices.DeleteFunc(slices.Clone(c.nodes), func(n *clusterNode) bool { return n.gone() })
 }
 
-// everywhere says whether what is asked holds of the view of every node that runs.
+// everywhere reports whether is returns true for the view of every running node.
 func (c *Cluster) everywhere(is func(clusterView) bool) bool {
-	for _, n := range c.living() {
+	for _, n := range c.running() {
 		if view, err := viewOf(n); err != nil || !is(view) {
 			return false
 		}
@@ -559,25 +569,25 @@ func (c *Cluster) must(n *clusterNode, args ...any) any {
 func (c *Cluster) await(what string, is func() bool) {
 	c.t.Helper()
 	if !eventually(is) {
-		c.t.Fatalf("realtest: cluster: waited %v in vain until %s", waitLimit, what)
+		c.t.Fatalf("realtest: cluster: not true within %v: %s", waitLimit, what)
 	}
 }
 
-// serves says whether a node takes its part of the cluster for well.
+// serves reports whether a node considers the cluster state ok.
 func (n *clusterNode) serves() bool {
 	info, err := n.ask("CLUSTER INFO")
 	return err == nil && strings.Contains(info, "cluster_state:ok")
 }
 
-// clusterView is what one node knows of all, by their ids. Nodes that are only being met are left out.
+// clusterView is what one node knows about all nodes, by their ids. Nodes in the handshake are left out.
 type clusterView map[string]clusterMember
 
 type clusterMember struct {
-	master string // id, of a replica
+	master string // of a replica: the id of its master
 	slots  [][2]int
 }
 
-// viewOf asks a node.
+// viewOf asks a node for its view.
 func viewOf(n *clusterNode) (clusterView, error) {
 	text, err := n.ask("CLUSTER NODES")
 	if err != nil {
@@ -605,7 +615,7 @@ func parseView(text string) (clusterView, error) {
 		}
 		for _, field := range fields[8:] {
 			if strings.HasPrefix(field, "[") {
-				continue // on its way
+				continue // a slot that is being moved
 			}
 			low, high, isRange := strings.Cut(field, "-")
 			if !isRange {
@@ -623,12 +633,12 @@ func parseView(text string) (clusterView, error) {
 	return view, nil
 }
 
-// has says whether a slot is a node's.
+// has reports whether a node has a slot.
 func (v clusterView) has(id string, slot int) bool {
 	return slices.ContainsFunc(v[id].slots, func(s [2]int) bool { return s[0] <= slot && slot <= s[1] })
 }
 
-// covered says whether every slot has a master.
+// covered reports whether every slot has a master.
 func (v clusterView) covered() bool {
 	n := 0
 	for _, m := range v {

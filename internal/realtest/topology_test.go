@@ -23,7 +23,7 @@ func TestSentinelReplacesItsMaster(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s.KillMaster() != first {
-		t.Fatal("another one was killed")
+		t.Fatal("KillMaster killed another server")
 	}
 	s.ThawReplicas()
 	second := s.NextMaster(first)
@@ -31,15 +31,15 @@ func TestSentinelReplacesItsMaster(t *testing.T) {
 		t.Fatalf("the master after the kill is %s, then %s", second.Addr(), s.Master().Addr())
 	}
 	if n, err := second.ask("EXISTS lost"); n != "0" || err != nil {
-		t.Errorf("what was written after CutReplicas: %s, %v", n, err)
+		t.Errorf("EXISTS of a key that was written after CutReplicas: %s, %v", n, err)
 	}
 	first.Restart()
 	third := s.Failover()
 	if third == second {
-		t.Error("Failover names the same master")
+		t.Error("Failover returned the same master")
 	}
 	if reply, err := third.ask("SET a 1"); reply != "OK" || err != nil {
-		t.Errorf("the new master takes no writes: %q, %v", reply, err)
+		t.Errorf("the new master accepts no writes: %q, %v", reply, err)
 	}
 }
 
@@ -60,7 +60,7 @@ func TestClusterMovesAndFailsOver(t *testing.T) {
 	}
 	m := c.OpenSlot(c.Slot(key), to)
 	if text, err := from.ask("GET " + key); text != "here" || err != nil {
-		t.Errorf("on its way the key is read as %q, %v", text, err)
+		t.Errorf("during the move the key is read as %q, %v", text, err)
 	}
 	if _, err := from.ask("GET {a}:2"); err == nil || !strings.Contains(err.Error(), "ASK ") {
 		t.Errorf("another key of the slot: %v", err)
@@ -75,7 +75,7 @@ func TestClusterMovesAndFailsOver(t *testing.T) {
 	}
 	c.MoveSlot(c.Slot(key), from)
 	if c.NodeFor(key) != from {
-		t.Error("it did not move back")
+		t.Error("the slot did not move back")
 	}
 
 	replica := c.Replicas(from)
@@ -90,7 +90,7 @@ func TestClusterMovesAndFailsOver(t *testing.T) {
 	}
 	replica[0].Kill()
 	if got := c.NextMaster(key, replica[0]); got != from {
-		t.Errorf("%s follows the one that was killed", got.Addr())
+		t.Errorf("%s replaces the server that was killed", got.Addr())
 	}
 }
 
@@ -109,12 +109,12 @@ func TestClusterView(t *testing.T) {
 		if !view.has(owner, slot) || slices.ContainsFunc([]string{"a", "b", "d"}, func(id string) bool {
 			return id != owner && view.has(id, slot)
 		}) {
-			t.Errorf("slot %d is not %s's alone", slot, owner)
+			t.Errorf("slot %d does not belong to %s alone", slot, owner)
 		}
 	}
 	for _, text := range []string{"a b c\n", "a 127.0.0.1:1@2 master - 0 0 1 connected 0-x\n"} {
 		if _, err := parseView(text); err == nil {
-			t.Errorf("%q makes sense", text)
+			t.Errorf("parseView(%q) returns no error", text)
 		}
 	}
 }

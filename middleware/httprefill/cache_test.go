@@ -15,11 +15,12 @@ import (
 	"time"
 
 	"github.com/refill-go/refill"
+	"github.com/refill-go/refill/backend/memory"
 )
 
 const ms = time.Millisecond
 
-// site is a handler that counts, and takes its time.
+// site is a handler that counts its runs and takes its time.
 type site struct {
 	took   time.Duration
 	runs   atomic.Int64
@@ -92,9 +93,10 @@ func TestOneRunPerExpiryInTheFleet(t *testing.T) {
 			w.Header().Set("Cache-Control", "public, max-age=10")
 			fmt.Fprint(w, "page ", s.runs.Load())
 		}
-		shared := refill.NewMemory()
+		shared := memory.New()
 		nodes := []http.Handler{
-			cached(t, s, Config{Config: refill.Config{Shared: shared}}), cached(t, s, Config{Config: refill.Config{Shared: shared}}),
+			cached(t, s, Config{Config: refill.Config{Shared: shared}}),
+			cached(t, s, Config{Config: refill.Config{Shared: shared}}),
 		}
 		for round := 1; round <= 2; round++ {
 			var wg sync.WaitGroup
@@ -140,8 +142,9 @@ func TestStaleWhileRevalidate(t *testing.T) {
 	})
 }
 
-// The coalescing leak: 20 requests at once for a page that is one user's own. Nobody gets another's, and they do not queue.
-func TestNobodyGetsAnothersResponse(t *testing.T) {
+// The coalescing leak: 20 requests at once for a page that belongs to one user. No user gets another user's page, and
+// the requests do not queue.
+func TestNoUserGetsTheResponseOfAnother(t *testing.T) {
 	for name, fields := range map[string][]string{
 		"private":         {"Cache-Control: private, max-age=60"},
 		"no-store":        {"Cache-Control: no-store"},
@@ -215,7 +218,7 @@ func TestCredentials(t *testing.T) {
 	}
 }
 
-func TestWhatGoesStraight(t *testing.T) {
+func TestRequestsThatBypassTheCache(t *testing.T) {
 	for _, c := range []struct{ method, field string }{
 		{"POST", ""}, {"PUT", ""}, {"DELETE", ""}, {"OPTIONS", ""}, {"M-SEARCH", ""},
 		{"GET", "Range: bytes=0-1"}, {"GET", "Upgrade: websocket"}, {"GET", "Accept: text/event-stream"},
@@ -243,7 +246,7 @@ func TestWhatGoesStraight(t *testing.T) {
 	}
 }
 
-func TestTheLeadersClientGoes(t *testing.T) {
+func TestTheLeadersClientLeaves(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := &site{took: time.Second, answer: says("page", "Cache-Control: public, max-age=60")}
 		h := cached(t, s, Config{})
@@ -267,7 +270,7 @@ func TestTheLeadersClientGoes(t *testing.T) {
 	})
 }
 
-// slowWriter tells what reaches the client, piece by piece.
+// slowWriter passes on what reaches the client, piece by piece.
 type slowWriter struct {
 	header http.Header
 	pieces chan string
@@ -281,7 +284,7 @@ func (w *slowWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// What is not to be shared streams: its first byte reaches the client while the handler is still writing.
+// A response that is not to be shared streams: its first byte reaches the client while the handler is still writing.
 func TestStreaming(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		next := make(chan string)
@@ -340,12 +343,12 @@ func TestALargeBodyStreamsAndIsNotShared(t *testing.T) {
 func TestFailuresAreSharedAsBareStatus(t *testing.T) {
 	for name, c := range map[string]struct {
 		answer func(http.ResponseWriter, *http.Request)
-		status int // for those who waited
+		status int // for the requests that waited
 		panics bool
 	}{
 		"503": {func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Set-Cookie", "secret")
-			http.Error(w, "somebody's own text", http.StatusServiceUnavailable)
+			http.Error(w, "the user's own text", http.StatusServiceUnavailable)
 		}, 503, false},
 		"panic": {func(http.ResponseWriter, *http.Request) { panic("ouch") }, 500, true},
 		"abort": {func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, 502, true},
@@ -358,14 +361,14 @@ func TestFailuresAreSharedAsBareStatus(t *testing.T) {
 				s := &site{took: 100 * ms, answer: c.answer}
 				h := cached(t, s, Config{})
 				var wg sync.WaitGroup
-				wg.Go(func() { // the one that the handler runs for
+				wg.Go(func() { // the request that the handler runs for
 					defer func() {
 						if p := recover(); (p != nil) != c.panics {
 							t.Errorf("panic %v", p)
 						}
 					}()
 					if w := ask(h, "GET", "/"); name == "503" && (w.Code != 503 || !strings.Contains(w.Body.String(), "own text")) {
-						t.Errorf("it got %d %q", w.Code, w.Body)
+						t.Errorf("the owner got %d %q", w.Code, w.Body)
 					}
 				})
 				synctest.Wait()
@@ -373,7 +376,7 @@ func TestFailuresAreSharedAsBareStatus(t *testing.T) {
 					wg.Go(func() {
 						w := ask(h, "GET", "/")
 						if w.Code != c.status || strings.Contains(w.Body.String(), "own") || w.Header().Get("Set-Cookie") != "" {
-							t.Errorf("a follower got %d %q %v", w.Code, w.Body, w.Header())
+							t.Errorf("a waiter got %d %q %v", w.Code, w.Body, w.Header())
 						}
 					})
 				}
@@ -427,12 +430,12 @@ func TestHeadAndConditions(t *testing.T) {
 		s := &site{}
 		s.answer = func(w http.ResponseWriter, r *http.Request) {
 			if r.Header.Get("If-None-Match") != "" {
-				t.Error("the handler was shown the condition of one client")
+				t.Error("the handler saw the condition of one client")
 			}
 			says("page", "Cache-Control: public, max-age=60", `ETag: "v1"`, "Last-Modified: Fri, 20 Nov 2026 10:00:00 GMT")(w, r)
 		}
 		h := cached(t, s, Config{})
-		if w := ask(h, "HEAD", "/"); w.Code != 200 { // nothing stored: the handler's own
+		if w := ask(h, "HEAD", "/"); w.Code != 200 { // nothing is stored: the handler answers
 			t.Errorf("HEAD: %d", w.Code)
 		}
 		if w := ask(h, "GET", "/", `If-None-Match: "other", W/"v1"`); w.Code != 304 || w.Body.Len() > 0 {
@@ -450,7 +453,7 @@ func TestHeadAndConditions(t *testing.T) {
 		}
 		w := ask(h, "HEAD", "/")
 		if w.Code != 200 || w.Body.Len() > 0 || w.Header().Get("Content-Length") != "4" || w.Header().Get("Age") == "" {
-			t.Errorf("HEAD out of the cache: %d %q %v", w.Code, w.Body, w.Header())
+			t.Errorf("HEAD from the cache: %d %q %v", w.Code, w.Body, w.Header())
 		}
 		if w := ask(h, "GET", "/"); w.Body.String() != "page" {
 			t.Errorf("GET after HEAD: %q", w.Body)
@@ -506,14 +509,16 @@ func TestKeys(t *testing.T) {
 	} {
 		key := keyOf(httptest.NewRequest("GET", url, nil))
 		if other, taken := seen[key]; taken {
-			t.Errorf("%s and %s have one key", url, other)
+			t.Errorf("%s and %s share a key", url, other)
 		}
 		if len(key) > maxKey+1 {
 			t.Errorf("%d bytes for %s", len(key), url)
 		}
 		seen[key] = url
 	}
-	if keyOf(httptest.NewRequest("GET", "http://A.Example/", nil)) != keyOf(httptest.NewRequest("GET", "http://a.example/", nil)) {
+	upper := httptest.NewRequest("GET", "http://A.Example/", nil)
+	lower := httptest.NewRequest("GET", "http://a.example/", nil)
+	if keyOf(upper) != keyOf(lower) {
 		t.Error("the case of the host makes two keys")
 	}
 	poisoned := httptest.NewRequest("GET", "http://a.example/", nil)
@@ -573,7 +578,8 @@ func TestLifetime(t *testing.T) {
 		}
 	}
 	for status, want := range map[int]kind{
-		200: shared, 204: shared, 301: shared, 404: shared, 410: shared, 206: apart, 302: apart, 304: apart, 400: apart, 401: apart, 403: apart,
+		200: shared, 204: shared, 301: shared, 404: shared, 410: shared,
+		206: uncacheable, 302: uncacheable, 304: uncacheable, 400: uncacheable, 401: uncacheable, 403: uncacheable,
 		500: failed, 503: failed,
 	} {
 		if v := judge(status, http.Header{"Cache-Control": {"max-age=60"}}, 0, terms{most: time.Hour}, now); v.kind != want {

@@ -11,18 +11,17 @@ import (
 	"github.com/refill-go/refill"
 )
 
-// failure is a failed load: what others than the one that the handler ran for get to know of it. Other nodes read it
-// out of its text.
+// failure is a failed load, as requests see it for which the handler did not run. Other nodes read it from its text.
 type failure struct {
 	status   int    // 5xx
-	personal bool   // the request had credentials: the failure may be theirs
-	detail   string // for Config.OnEvent; may have several lines, of which the first travels
+	personal bool   // the request had credentials: the failure may be specific to them
+	detail   string // for Config.OnEvent; other nodes get only its first line
 }
 
-const failureMark = "httprefill: status "
+const failurePrefix = "httprefill: status "
 
 func (f *failure) Error() string {
-	text := failureMark + strconv.Itoa(f.status)
+	text := failurePrefix + strconv.Itoa(f.status)
 	if f.personal {
 		text += " personal"
 	}
@@ -32,7 +31,7 @@ func (f *failure) Error() string {
 	return text
 }
 
-// failureOf reads what a load, here or on another node, failed with.
+// failureOf returns the failure of a load, here or on another node.
 func failureOf(e *refill.LoadError) failure {
 	if own := (*failure)(nil); errors.As(e.Err, &own) {
 		return *own
@@ -41,7 +40,7 @@ func failureOf(e *refill.LoadError) failure {
 		return failure{status: http.StatusGatewayTimeout}
 	}
 	f := failure{status: http.StatusInternalServerError}
-	if text, ok := strings.CutPrefix(e.Err.Error(), failureMark); ok {
+	if text, ok := strings.CutPrefix(e.Err.Error(), failurePrefix); ok {
 		text, _, _ = strings.Cut(text, ":")
 		number, credentials, _ := strings.Cut(text, " ")
 		if n, err := strconv.Atoi(number); err == nil && n >= 500 && n <= 599 {
@@ -52,7 +51,7 @@ func failureOf(e *refill.LoadError) failure {
 	return f
 }
 
-// answerBare answers with a status and nothing that a handler wrote.
+// answerBare answers with a status, and with nothing that a handler wrote.
 func answerBare(w http.ResponseWriter, status int, retryAfter time.Duration) {
 	h := w.Header()
 	if retryAfter > 0 {

@@ -9,49 +9,49 @@ import (
 	"time"
 )
 
-// This file decides from a status and a header whether a response may be shared, and for how long: pure functions, now is
-// an argument. In doubt it may not.
+// This file decides from a status and a header whether a response may be shared, and for how long. Its functions are
+// pure: now is an argument. In doubt a response is not shared.
 
-// verdict is the judgement on one response.
+// verdict is the decision about one response.
 type verdict struct {
 	kind kind
 	why  error // not shared: the reason; failed: a *failure
 
-	// Of a shared response.
-	lifetime time.Duration // from when it was generated
-	age      time.Duration // how old it was when it reached us
-	staleFor time.Duration // after that
-	open     class         // requests with these credentials may have it, too
-	strict   bool          // never to be served stale
+	// These belong to a shared response.
+	lifetime time.Duration // from its generation
+	age      time.Duration // when it reached us
+	staleFor time.Duration // after its lifetime
+	open     class         // requests with these credentials may have it as well
+	strict   bool          // never served stale
 
-	once bool // apart: the next response to the same request may be another case, whatever its header says
+	once bool // uncacheable, but the next response to the same request may be shared, whatever its header says
 }
 
 type kind uint8
 
 const (
-	apart  kind = iota // for the request that it was made for, and nobody else
-	shared             // for all, and for the store
-	failed             // an error, which all share: no response
+	uncacheable kind = iota // only for the request that it was made for
+	shared                  // for all requests, and for the store
+	failed                  // no response, but an error that all waiters get
 )
 
 func notShared(format string, args ...any) verdict {
 	return verdict{why: fmt.Errorf(format, args...)}
 }
 
-// terms are what the Config says about lifetimes.
+// terms are the settings of Config about lifetimes.
 type terms struct {
-	most     time.Duration // bound for lifetime less age
-	staleFor time.Duration // where the response does not say
+	most     time.Duration // limit for the lifetime minus the age
+	staleFor time.Duration // if the response does not say
 }
 
-// cacheable are the statuses that may be shared if the response says how long.
+// cacheable lists the statuses that may be shared if the response says for how long.
 var cacheable = [...]int{
 	http.StatusOK, http.StatusNonAuthoritativeInfo, http.StatusNoContent, http.StatusMovedPermanently,
 	http.StatusPermanentRedirect, http.StatusNotFound, http.StatusGone,
 }
 
-// judge judges a response to a request of class c.
+// judge decides about a response to a request of class c.
 func judge(status int, h http.Header, c class, t terms, now time.Time) verdict {
 	if status >= 500 {
 		return verdict{kind: failed, why: &failure{status: status, personal: c != 0}}
@@ -72,7 +72,7 @@ func judge(status int, h http.Header, c class, t terms, now time.Time) verdict {
 	}
 	v.lifetime = min(cc.lifetime(h, now), v.age+t.most)
 	if v.lifetime <= v.age {
-		return notShared("no explicit lifetime that is left")
+		return notShared("no explicit lifetime is left")
 	}
 	switch {
 	case cc.strict:
@@ -84,7 +84,7 @@ func judge(status int, h http.Header, c class, t terms, now time.Time) verdict {
 	return v
 }
 
-// bound names what binds a response to the request it was made for, whatever its Cache-Control says.
+// bound names the field that binds a response to the request that it was made for, whatever its Cache-Control says.
 func bound(h http.Header) string {
 	for _, name := range [...]string{
 		"Set-Cookie", "Set-Cookie2", "Vary", "Content-Encoding", "Content-Range", "Upgrade", "Trailer",
@@ -108,9 +108,9 @@ func bound(h http.Header) string {
 	return ""
 }
 
-// cacheControl is what of Cache-Control matters to a shared cache.
+// cacheControl is the part of Cache-Control that matters to a shared cache.
 type cacheControl struct {
-	forbids bool // no-store, no-cache, private, or cannot be read
+	forbids bool // no-store, no-cache, private, or cannot be parsed
 	public  bool
 	strict  bool // must-revalidate or proxy-revalidate
 	must    bool // must-revalidate
@@ -119,7 +119,7 @@ type cacheControl struct {
 	hasMaxAge, hasSMaxAge, hasSWR bool
 }
 
-// opens says for which credentials the response may be shared: RFC 9111, 3.5, and the same caution for cookies.
+// opens returns the credentials for which the response may be shared: RFC 9111, 3.5, and the same caution for cookies.
 func (cc *cacheControl) opens() class {
 	switch {
 	case cc.public || cc.hasSMaxAge:
@@ -130,7 +130,7 @@ func (cc *cacheControl) opens() class {
 	return 0
 }
 
-// lifetime is how long the response is fresh, from when it was generated; 0 if it does not say so.
+// lifetime returns how long the response is fresh from its generation on; 0 if it does not say so.
 func (cc *cacheControl) lifetime(h http.Header, now time.Time) time.Duration {
 	switch expires := h["Expires"]; {
 	case cc.hasSMaxAge:
@@ -149,20 +149,20 @@ func (cc *cacheControl) lifetime(h http.Header, now time.Time) time.Duration {
 	return 0
 }
 
-// ageOf is how old a response already is: what Age or, failing a cache that sends it, Date says.
+// ageOf returns how old a response already is, by Age or by Date, whichever says more.
 func ageOf(h http.Header, now time.Time) time.Duration {
 	var age time.Duration
 	if values := h["Age"]; len(values) > 0 {
 		first, _, _ := strings.Cut(values[0], ",")
-		age, _ = parseSeconds(strings.TrimSpace(first)) // what is no number is ignored
+		age, _ = parseSeconds(strings.TrimSpace(first)) // not a number: 0
 	}
 	if date, ok := dateOf(h, now); ok {
-		age = max(age, now.Sub(date).Truncate(time.Second)) // a Date has no parts of one
+		age = max(age, now.Sub(date).Truncate(time.Second)) // a Date has whole seconds
 	}
 	return age
 }
 
-// dateOf is the Date, or now where there is none; false where it cannot be read.
+// dateOf returns the Date, or now if there is none. It returns false if the Date cannot be parsed.
 func dateOf(h http.Header, now time.Time) (time.Time, bool) {
 	switch values := h["Date"]; len(values) {
 	case 0:
@@ -173,13 +173,13 @@ func dateOf(h http.Header, now time.Time) (time.Time, bool) {
 	return time.Time{}, false
 }
 
-// parseDate reads an IMF-fixdate, and nothing that looks a little different.
+// parseDate reads an IMF-fixdate, and no other form.
 func parseDate(s string) (time.Time, bool) {
 	t, err := time.Parse(http.TimeFormat, s)
 	return t, err == nil && t.Format(http.TimeFormat) == s
 }
 
-// parseSeconds reads delta-seconds: digits only; what is too large is about 68 years.
+// parseSeconds reads delta-seconds, which are digits only. A number that is too large counts as about 68 years.
 func parseSeconds(s string) (time.Duration, bool) {
 	if s == "" || strings.Trim(s, "0123456789") != "" {
 		return 0, false
@@ -191,8 +191,8 @@ func parseSeconds(s string) (time.Duration, bool) {
 	return time.Duration(n) * time.Second, true
 }
 
-// parseCacheControl reads the lines of a Cache-Control. A directive that is there twice counts with its smaller number,
-// a number that cannot be read as 0. Directives that are not known are skipped.
+// parseCacheControl reads the lines of a Cache-Control. If a directive occurs twice, the smaller number counts. A
+// number that cannot be parsed counts as 0. Unknown directives are skipped.
 func parseCacheControl(lines []string) cacheControl {
 	var cc cacheControl
 	rest := strings.Join(lines, ",")
@@ -236,7 +236,7 @@ func smaller(field *time.Duration, has *bool, value string) {
 	}
 }
 
-// cutDirective cuts s after the first comma that is not in a quoted string; ok is false where one does not end.
+// cutDirective cuts s after the first comma outside of a quoted string. ok is false if a quoted string does not end.
 func cutDirective(s string) (directive, rest string, ok bool) {
 	quoted := false
 	for i := 0; i < len(s); i++ {

@@ -9,10 +9,10 @@ import (
 	"strings"
 )
 
-// This file is what a request says: whether it may be answered from the cache at all, for whom, under which key, and
-// what of it the handler gets to see on behalf of all.
+// This file reads what a request says: whether it may be answered from the cache, for whom, under which key, and what
+// the handler gets when it runs for all clients.
 
-// class says which credentials came with a request: a set of the bits below.
+// class is the set of credentials that came with a request.
 type class uint8
 
 const (
@@ -32,9 +32,9 @@ func classOf(r *http.Request) class {
 	return c
 }
 
-// goesStraight lists the fields that make a request one for the handler itself: it wants a part, a stream or another
-// protocol, or states a condition that is not about saving a transfer, or claims to be another request than it looks.
-var goesStraight = [...]string{
+// bypassFields lists the fields of requests that only the handler can answer. Such a request wants a part, a stream or
+// another protocol, states a condition that does not save a transfer, or claims to be a different request.
+var bypassFields = [...]string{
 	"Range", "Upgrade", "Expect", "If-Match", "If-Unmodified-Since",
 	"X-Original-Url", "X-Rewrite-Url", "X-Http-Method", "X-Http-Method-Override", "X-Method-Override",
 }
@@ -44,7 +44,7 @@ func eligible(r *http.Request) bool {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead || r.ContentLength != 0 || len(r.TransferEncoding) > 0 {
 		return false
 	}
-	for _, name := range goesStraight {
+	for _, name := range bypassFields {
 		if len(r.Header[name]) > 0 {
 			return false
 		}
@@ -57,15 +57,15 @@ func eligible(r *http.Request) bool {
 	return true
 }
 
-// The fields that handlers behind a proxy make URLs of. They are part of the key, or else a client that reaches us with
-// one of its own poisons the page for all.
+// Handlers behind a proxy make URLs from these fields. So they are part of the key. Otherwise a client that reaches us
+// with a field of its own poisons the page for all.
 const (
 	forwardedHost   = "X-Forwarded-Host"
 	forwardedProto  = "X-Forwarded-Proto"
 	forwardedPrefix = "X-Forwarded-Prefix"
 )
 
-// keyOf is the key of the response to r.
+// keyOf returns the key of the response to r.
 func keyOf(r *http.Request) string {
 	scheme := "http"
 	if r.TLS != nil {
@@ -74,7 +74,7 @@ func keyOf(r *http.Request) string {
 	return key(scheme, strings.Join(r.Header[forwardedProto], "\n"), r)
 }
 
-// keysOf lists the keys that a response to r may have, whoever spoke TLS to whom.
+// keysOf lists the keys that a response to r may have, with TLS and without, here and at a proxy.
 func keysOf(r *http.Request) []string {
 	protos := []string{"", "http", "https"}
 	if sent := strings.Join(r.Header[forwardedProto], "\n"); sent != "" && sent != "http" && sent != "https" {
@@ -90,11 +90,11 @@ func keysOf(r *http.Request) []string {
 // maxKey is the longest key that is used as it is, in bytes.
 const maxKey = 250
 
-// key puts together what the response to r may depend on: "http 11.5.4 example.com/path?a=1". The numbers are the lengths
-// of the parts that follow, so that no two requests have the same key; parts that are empty at the end are left out.
+// key joins all that the response to r may depend on: "http 11.5.4 example.com/path?a=1". The numbers are the lengths
+// of the parts that follow, so that different requests have different keys. Empty parts at the end are left out.
 //
-// A long key is cut, and ends in the SHA-256 of all of it. It is longer than any whole one, so that nobody can ask for a
-// URL that looks like it.
+// A long key is cut, and ends in the SHA-256 of the whole. It is longer than any key that is not cut, so no client can
+// ask for a URL with the same key.
 func key(scheme, proto string, r *http.Request) string {
 	host := r.Host
 	if host == "" {
@@ -133,8 +133,8 @@ func key(scheme, proto string, r *http.Request) string {
 	return string(b[:maxKey-hash]) + "#" + hex.EncodeToString(sum[:])
 }
 
-// rewrittenFrom is the path and query that the client asked for, if something has rewritten the URL on its way to this
-// middleware: two handlers behind two StripPrefix see the same URL, and must not get one another's responses.
+// rewrittenFrom returns the path and query that the client asked for, if the URL was rewritten on its way to this
+// middleware. Two handlers behind two StripPrefix see the same URL, and must not get each other's responses.
 func rewrittenFrom(r *http.Request, path, query string) string {
 	if rest, ok := strings.CutPrefix(r.RequestURI, path); r.RequestURI == "" || ok && rest == query {
 		return ""
@@ -143,18 +143,19 @@ func rewrittenFrom(r *http.Request, path, query string) string {
 	if err != nil {
 		return r.RequestURI
 	}
-	// Absolute form, or written in another way than Go does: not rewritten.
-	if asked.EscapedPath() == r.URL.EscapedPath() && asked.RawQuery == r.URL.RawQuery && asked.ForceQuery == r.URL.ForceQuery {
+	// The target has the absolute form, or is not spelled as Go spells it: it was not rewritten.
+	if asked.EscapedPath() == r.URL.EscapedPath() && asked.RawQuery == r.URL.RawQuery &&
+		asked.ForceQuery == r.URL.ForceQuery {
 		return ""
 	}
 	return asked.RequestURI()
 }
 
-// fillRequest is what the handler gets to see when its response may be for all: r as a plain GET. A condition would
-// make it answer 304 to those who have nothing yet; a URL in absolute form would let the client choose a scheme and a
-// host that are not in the key.
+// fillRequest returns what the handler gets when its response may be for all clients: r as a plain GET. A condition
+// would make the handler answer 304 to clients that have nothing yet. A URL in absolute form would let the client
+// choose a scheme and a host that are not in the key.
 //
-// It is made while r still belongs to us: a refresh runs after the request has been answered.
+// The copy is made while r still belongs to us: a refresh runs after the request was answered.
 func fillRequest(r *http.Request) *http.Request {
 	fill := r.Clone(r.Context())
 	fill.Body = http.NoBody

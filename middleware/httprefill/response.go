@@ -11,13 +11,13 @@ import (
 	"time"
 )
 
-// response is what the Loader keeps: a complete response that may be shared, or the news that there is none (apart). It
-// is shared between requests, so nobody changes it.
+// response is what the Loader keeps: a complete response that may be shared, or the fact that there is none. Requests
+// share it, so it is never changed.
 type response struct {
-	apart bool // for the request that it was made for alone; never stored
+	uncacheable bool // belongs to the one request that it was made for; never stored
 
-	open     class // requests with these credentials may have it, too
-	strict   bool  // never to be served stale
+	open     class // requests with these credentials may have it as well
+	strict   bool  // never served stale
 	born     time.Time
 	took     time.Duration // from born until it was complete
 	lifetime time.Duration // from born
@@ -26,19 +26,20 @@ type response struct {
 	body     []byte
 }
 
-// serves reports whether a request of class c that came then may have it now. The Loader decides about its age, but does
-// not know that a strict one must not stand in for an error. Those who waited for it may have it, however long that took.
+// serves reports whether a request of class c that came at that moment may have p now. The Loader judges its age, but
+// does not know that a strict response must not stand in for an error. A request that waited for p may have it, however
+// long that took.
 func (p *response) serves(c class, came, now time.Time) bool {
-	if p.apart || c&^p.open != 0 {
+	if p.uncacheable || c&^p.open != 0 {
 		return false
 	}
 	return !p.strict || p.age(now) < p.lifetime || !p.born.Add(p.took).Before(came)
 }
 
-// age never is negative: the node that stored it may have a clock ahead of ours.
+// age is never negative: the node that stored p may have a clock ahead of ours.
 func (p *response) age(now time.Time) time.Duration { return max(0, now.Sub(p.born)) }
 
-// write answers r with it. own says that the handler ran for r.
+// write answers r with p. own says that the handler ran for r.
 func (p *response) write(w http.ResponseWriter, r *http.Request, own bool) {
 	h := w.Header()
 	overlay(h, nil, p.header)
@@ -69,10 +70,11 @@ func (p *response) write(w http.ResponseWriter, r *http.Request, own bool) {
 	}
 }
 
-// cacheName is how this cache calls itself in Cache-Status.
+// cacheName is the name of this cache in Cache-Status.
 const cacheName = "refill"
 
-// notModified reports whether the client has this very response: RFC 9110, 13.2.2, for what a cache may answer itself.
+// notModified reports whether the client has this very response, by the conditions of RFC 9110, 13.2.2, that a cache
+// may evaluate itself.
 func notModified(request http.Header, p *response) bool {
 	if p.status != http.StatusOK {
 		return false
@@ -89,7 +91,7 @@ func notModified(request http.Header, p *response) bool {
 	return ok && ok2 && !is.After(has)
 }
 
-// matches compares a list of entity tags with tag, weakly. A tag may have commas in it, so the list is not split.
+// matches compares a list of entity tags with tag, weakly. A tag may contain commas, so the list is not split.
 func matches(list, tag string) bool {
 	tag = strings.TrimPrefix(tag, "W/")
 	if strings.TrimSpace(list) == "*" {
@@ -119,8 +121,9 @@ func bodyAllowed(status int) bool {
 	return status != http.StatusNoContent && status != http.StatusNotModified
 }
 
-// overlay puts the fields of from into h, over what an outer middleware has set there: a handler that wrote straight to
-// h would have replaced that, but for the fields of which it is usual to add one (before has what was there at first).
+// overlay puts the fields of from into h, in place of what an outer middleware has set there: a handler that writes
+// straight to h would also replace it. Set-Cookie and Vary are added instead, to the values that h had at first
+// (before).
 func overlay(h, before, from http.Header) {
 	for name, values := range from {
 		if name == "Set-Cookie" || name == "Vary" {
@@ -130,7 +133,7 @@ func overlay(h, before, from http.Header) {
 	}
 }
 
-// storable returns a copy of a header as it may be stored and sent to others: without the fields that are about one
+// storable returns a copy of h that may be stored and sent to other clients. It lacks the fields that concern one
 // connection, and those that are made anew for each request.
 func storable(h http.Header, now time.Time) http.Header {
 	h = h.Clone()
@@ -145,16 +148,17 @@ func storable(h http.Header, now time.Time) http.Header {
 	} {
 		delete(h, name)
 	}
-	if _, set := h["Date"]; !set { // or the server dates each answer anew
+	if _, set := h["Date"]; !set { // otherwise the server dates each answer anew
 		h.Set("Date", now.UTC().Format(http.TimeFormat))
 	}
 	return h
 }
 
-// codec is the encoding of responses, version 1; uvarints, and strings with their length in front:
+// codec is the encoding of responses, version 1. Numbers are uvarints; strings have their length in front:
 //
-//	1 version · 1 flags (1 strict, 2 cookie, 4 authorization) · 8 born in µs since 1970, big-endian · took in µs · lifetime
-//	in µs · status · number of fields, then each, by name in ascending order: name · number of values, then each · body
+//	1 version · 1 flags (1 strict, 2 cookie, 4 authorization) · 8 born in µs since 1970, big-endian · took in µs ·
+//	lifetime in µs · status · number of fields, then each, by name in ascending order: name · number of values, then
+//	each · body
 type codec struct{}
 
 const (
@@ -165,13 +169,13 @@ const (
 	allFlags          = flagStrict | flagCookie | flagAuthorization
 )
 
-// Name stands in every record.
+// Name is stored in every record.
 func (codec) Name() string { return "httprefill1" }
 
 // Marshal encodes a *response.
 func (codec) Marshal(v any) ([]byte, error) {
 	p, ok := v.(*response)
-	if !ok || p == nil || p.apart {
+	if !ok || p == nil || p.uncacheable {
 		return nil, fmt.Errorf("httprefill: cannot store %T", v)
 	}
 	b := make([]byte, 0, 512+len(p.body))
@@ -204,7 +208,7 @@ func (p *response) flags() (f byte) {
 	return f
 }
 
-// Unmarshal decodes what Marshal made, and refuses everything else: then it is a miss.
+// Unmarshal decodes what Marshal made. It refuses all other bytes, which are then a miss.
 func (codec) Unmarshal(data []byte, pointer any) error {
 	target, ok := pointer.(**response)
 	if !ok {
@@ -235,7 +239,7 @@ func (codec) Unmarshal(data []byte, pointer any) error {
 	return nil
 }
 
-// maxSpan is beyond all that a response can ask for, in µs, and within a time.Duration.
+// maxSpan is longer than any lifetime that a response can ask for, in µs, and fits a time.Duration.
 const maxSpan = uint64(1 << 52)
 
 var errEncoding = errors.New("httprefill: not a response of this version")
@@ -244,7 +248,7 @@ func appendString[S string | []byte](b []byte, s S) []byte {
 	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
 }
 
-// decoder reads parts off the front; past the end, or at a number out of bounds, it goes bad instead of panicking.
+// decoder reads parts off the front. Past the end, or at a number out of bounds, it becomes bad; it does not panic.
 type decoder struct {
 	rest []byte
 	bad  bool
@@ -286,7 +290,7 @@ func (d *decoder) uvarint(most uint64) uint64 {
 
 func (d *decoder) bytes() []byte { return d.take(d.uvarint(uint64(len(d.rest)))) }
 
-// count reads a number of parts that take at least one byte each: it never makes us reserve more than was sent.
+// count reads a number of parts that take at least one byte each. So it never makes us reserve more than was sent.
 func (d *decoder) count() int { return int(d.uvarint(uint64(len(d.rest)))) }
 
 func (d *decoder) header() http.Header {
@@ -299,7 +303,7 @@ func (d *decoder) header() http.Header {
 			d.bad = true
 		}
 		last = name
-		var values []string // stays nil where there is none: that is how a handler suppresses a field
+		var values []string // stays nil if there is none: a handler suppresses a field that way
 		for range d.count() {
 			values = append(values, string(d.bytes()))
 		}

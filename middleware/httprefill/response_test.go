@@ -23,13 +23,14 @@ func sample() *response {
 	}
 }
 
-// Two releases share one store: bytes that were written once have to stay readable, or the version changes.
-func TestEncodingIsAsItWas(t *testing.T) {
+// Two releases share one store: bytes that were written once must stay readable, or the version must change.
+func TestEncodingDoesNotChange(t *testing.T) {
 	b, err := codec{}.Marshal(sample())
 	if err != nil {
 		t.Fatal(err)
 	}
-	const want = "0107" + "00000000000f4240" + "e807" + "c0843d" + "c801" + "02" + "0141" + "02" + "0131" + "0132" + "0444617465" + "00" + "04626f6479"
+	const want = "0107" + "00000000000f4240" + "e807" + "c0843d" + "c801" +
+		"02" + "0141" + "02" + "0131" + "0132" + "0444617465" + "00" + "04626f6479"
 	if got := hex.EncodeToString(b); got != want {
 		t.Errorf("%s\nwant %s", got, want)
 	}
@@ -61,7 +62,7 @@ func TestDecodingIsStrict(t *testing.T) {
 			t.Errorf("%s: %+v, %v", name, p, err)
 		}
 	}
-	for _, v := range []any{nil, "x", (*response)(nil), &response{apart: true}} {
+	for _, v := range []any{nil, "x", (*response)(nil), &response{uncacheable: true}} {
 		if _, err := (codec{}).Marshal(v); err == nil {
 			t.Errorf("%v can be stored", v)
 		}
@@ -145,14 +146,14 @@ func FuzzJudge(f *testing.F) {
 		if v.kind == shared && (v.lifetime-v.age <= 0 || v.lifetime-v.age > time.Hour || v.age < 0 || v.staleFor < 0) {
 			t.Errorf("%+v", v)
 		}
-		if low := strings.ToLower(cc); v.kind == shared && !strings.Contains(low, `"`) && strings.Contains(low, "no-store,") &&
-			strings.HasPrefix(low, "no-store") {
+		if low := strings.ToLower(cc); v.kind == shared && !strings.Contains(low, `"`) &&
+			strings.Contains(low, "no-store,") && strings.HasPrefix(low, "no-store") {
 			t.Errorf("%q is shared", cc)
 		}
 	})
 }
 
-// A key tells its parts apart, whatever is in them.
+// Two different requests have different keys, whatever their parts contain.
 func FuzzKey(f *testing.F) {
 	f.Add("a.example", "/b", "c=1", "a.example/", "b", "c=1")
 	f.Add("a", "/", "", "a/", "", "?")
@@ -193,7 +194,7 @@ func TestInvalidateBehindAProxy(t *testing.T) {
 	})
 }
 
-func TestRequestsWithABodyGoStraight(t *testing.T) {
+func TestRequestsWithABodyBypassTheCache(t *testing.T) {
 	for name, change := range map[string]func(*http.Request){
 		"length":  func(r *http.Request) { r.ContentLength = 1 },
 		"unknown": func(r *http.Request) { r.ContentLength = -1 },
@@ -209,7 +210,7 @@ func TestRequestsWithABodyGoStraight(t *testing.T) {
 	}
 }
 
-// The yardstick's set-up: this middleware around a reverse proxy.
+// This middleware around a reverse proxy.
 func TestServerAroundAProxy(t *testing.T) {
 	var runs atomic.Int64
 	origin := httptest.NewServer(handlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -241,8 +242,8 @@ func TestServerAroundAProxy(t *testing.T) {
 		t.Errorf("%d runs of a page in chunks, want 1", n)
 	}
 	if res, err := srv.Client().Get(srv.URL + "/broken"); err == nil {
-		if body, err := io.ReadAll(res.Body); err == nil && res.StatusCode == 200 { // Go's client tries a lost GET again
-			t.Errorf("half a body looks whole: %d %q", res.StatusCode, body)
+		if body, err := io.ReadAll(res.Body); err == nil && res.StatusCode == 200 { // Go's client retries a lost GET
+			t.Errorf("half a body was read without an error: %d %q", res.StatusCode, body)
 		}
 		res.Body.Close()
 	}
@@ -257,7 +258,8 @@ func BenchmarkHit(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer c.Close()
-	h := c.Middleware(handlerFunc(says(strings.Repeat("x", 1000), "Cache-Control: public, max-age=3600", "Content-Type: text/plain")))
+	page := says(strings.Repeat("x", 1000), "Cache-Control: public, max-age=3600", "Content-Type: text/plain")
+	h := c.Middleware(handlerFunc(page))
 	r := httptest.NewRequest("GET", "/page?x=1", nil)
 	r.Header.Set("User-Agent", "bench")
 	r.Header.Set("Accept", "*/*")

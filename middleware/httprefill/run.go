@@ -17,9 +17,9 @@ import (
 )
 
 // run is one run of the handler whose response may turn out to be shared. The handler writes to it from a goroutine of
-// its own. First the response is collected; then either it is complete, or it was handed over: from there on every
-// call of the handler is carried out by the request that the run was begun for (its owner), on that request's goroutine,
-// since its ResponseWriter must not be used from elsewhere, nor after it has been answered.
+// its own. At first the response is collected. Then it is either complete or handed over. After the hand-over, the
+// request that the run began for (its owner) carries out every call of the handler, on the owner's goroutine. A
+// ResponseWriter must not be used on any other goroutine, nor after its request was answered.
 //
 //	handler     Write ── Write ── Write ─┐ waits ──────── Write ─┐ ─── returns
 //	run         collecting ── too large: handed over        │    │       ended
@@ -27,7 +27,7 @@ import (
 //	owner       waits for the load ─────────┴─ serve: header, what was collected, each Write … returns
 type run struct {
 	begun   time.Time
-	owner   context.Context // ends when the owner has been answered, or its client has left
+	owner   context.Context // ends when the owner was answered, or its client has left
 	class   class           // of the owner
 	ctx     context.Context // the handler's
 	cancel  context.CancelFunc
@@ -35,23 +35,23 @@ type run struct {
 	maxBody int
 	learn   func(verdict) // see remember
 
-	decided chan struct{}      // closed once phase is not collecting any more
+	decided chan struct{}      // closed once phase is no longer collecting
 	calls   chan func(*outlet) // from the handler to the owner, once handed over
-	carried chan struct{}      // answers each of them
+	carried chan struct{}      // answers each call
 	ended   chan struct{}      // closed when the handler has returned
 
-	// Of the handler's goroutine; the owner reads header once ended is closed.
+	// These belong to the handler's goroutine. The owner reads header once ended is closed.
 	header http.Header
 	wrote  bool // WriteHeader was called
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	phase    phase
-	verdict  verdict     // of the header as far as it is known; does not change once decided
-	status   int         // 0 until it is collected, and for ever if the run was handed over before
+	verdict  verdict     // by the header as far as it is known; fixed once decided is closed
+	status   int         // 0 until it is collected; stays 0 if the run was handed over before
 	sent     http.Header // header when status was collected
 	body     []byte
 	took     time.Duration // until it was complete
-	flushed  bool          // the handler asked for it while there was nobody to flush to
+	flushed  bool          // the handler asked for a flush while the response was collected
 	panicked any
 	deadline [2]*time.Time // set by the handler for its connection: read, write
 }
@@ -60,18 +60,18 @@ type phase uint8
 
 const (
 	collecting phase = iota
-	handedOver       // its owner carries on; status, sent and body do not change any more
+	handedOver       // its owner carries on; status, sent and body no longer change
 	complete         // it may be shared
 	broken           // the handler panicked before its response was complete or handed over
 )
 
 var (
-	errGone = errors.New("httprefill: nobody waits for this response any more")
+	errGone = errors.New("httprefill: no request waits for this response")
 	errOver = errors.New("httprefill: the handler has returned")
 )
 
-// handle runs the handler. r is its own. It belongs on a goroutine of its own: nothing that the handler does may harm
-// those who wait for the result.
+// handle runs the handler. r is its own. handle needs a goroutine of its own: nothing that the handler does may harm
+// the requests that wait for the result.
 func (u *run) handle(next http.Handler, r *http.Request) {
 	defer u.cancel()
 	defer close(u.ended)
@@ -87,7 +87,7 @@ func (u *run) handle(next http.Handler, r *http.Request) {
 	returned = true
 }
 
-// finish settles what became of the response.
+// finish decides what became of the response, after the handler has ended.
 func (u *run) finish(p any) {
 	if p == nil && !u.wrote {
 		u.WriteHeader(http.StatusOK)
@@ -117,20 +117,20 @@ func (u *run) finish(p any) {
 func (u *run) settle(p phase, v verdict) {
 	u.phase, u.verdict = p, v
 	if p == handedOver {
-		context.AfterFunc(u.owner, u.cancel) // at once, if the owner is gone
+		context.AfterFunc(u.owner, u.cancel) // at once, if the owner has gone
 	}
 	u.remember(v)
 	close(u.decided)
 }
 
-// remember notes that the response is not shared. A handler that was told to give up says nothing about it.
+// remember records that the response is not shared. The response of a cancelled handler is no evidence of that.
 func (u *run) remember(v verdict) {
-	if v.kind == apart && u.ctx.Err() == nil {
+	if v.kind == uncacheable && u.ctx.Err() == nil {
 		u.learn(v)
 	}
 }
 
-// handOver ends the collecting from outside the handler, or before there is a status.
+// handOver ends the collecting from outside of the handler, or before there is a status.
 func (u *run) handOver(v verdict) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -149,7 +149,7 @@ func (u *run) whole() bool {
 	return declared < 0 || declared == int64(len(u.body)) || !bodyAllowed(u.status)
 }
 
-// declared is the Content-Length, negative where there is none.
+// declared returns the Content-Length, negative if there is none.
 func (u *run) declared() int64 {
 	values := u.sent["Content-Length"]
 	if len(values) == 0 {
@@ -171,7 +171,7 @@ func (u *run) trailers() bool {
 	return false
 }
 
-// response is the complete response.
+// response returns the complete response.
 func (u *run) response() *response {
 	v := u.verdict
 	h := storable(u.sent, u.begun)
@@ -184,7 +184,7 @@ func (u *run) response() *response {
 	}
 }
 
-// Header is that of an http.ResponseWriter.
+// Header implements http.ResponseWriter.
 func (u *run) Header() http.Header { return u.header }
 
 // WriteHeader decides whether the response may be shared.
@@ -209,19 +209,19 @@ func (u *run) interim(status int) {
 		return
 	}
 	if status == http.StatusSwitchingProtocols {
-		u.wrote = true // that one is final
+		u.wrote = true // this status is final
 	}
 	sent := u.header.Clone()
 	_ = u.do(func(o *outlet) { o.writeHeader(status, sent) })
 }
 
-// collect takes the status, unless the run has been handed over.
+// collect takes the status, unless the run was handed over.
 func (u *run) collect(status int, sent http.Header) bool {
 	v := judge(status, sent, u.class, u.terms, time.Now())
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.phase != collecting {
-		u.remember(v) // it took too long to say so, but now it is known
+		u.remember(v) // too late for this run, but known from now on
 		return false
 	}
 	u.status, u.sent, u.verdict = status, sent, v
@@ -239,7 +239,7 @@ func (u *run) tooLarge() verdict {
 	return v
 }
 
-// Write collects p, or hands it to the owner.
+// Write collects p, or passes it to the owner.
 func (u *run) Write(p []byte) (n int, err error) {
 	if !u.wrote {
 		u.WriteHeader(http.StatusOK)
@@ -276,8 +276,8 @@ func (u *run) collectBody(p []byte) (taken bool, err error) {
 	return true, nil
 }
 
-// FlushError flushes what was written, once it is known that the response goes to one client alone. Until then there is
-// nobody to flush to: a response that says that it may be shared goes out when it is complete.
+// FlushError flushes what was written, once it is known that the response goes to one client only. Before that there is
+// no client to flush to: a response that may be shared is sent when it is complete.
 func (u *run) FlushError() (err error) {
 	if !u.wrote {
 		u.WriteHeader(http.StatusOK)
@@ -288,24 +288,24 @@ func (u *run) FlushError() (err error) {
 	return u.ask(func(rc *http.ResponseController) error { return rc.Flush() })
 }
 
-// Flush is that of an http.Flusher.
+// Flush implements http.Flusher.
 func (u *run) Flush() { _ = u.FlushError() }
 
-// Hijack hands over: the handler wants the connection of the request that it sees.
+// Hijack hands the run over: the handler wants the connection of the request that it sees.
 func (u *run) Hijack() (conn net.Conn, buffered *bufio.ReadWriter, err error) {
 	u.handOver(notShared("hijacked"))
 	err = u.ask(func(rc *http.ResponseController) (err error) {
 		conn, buffered, err = rc.Hijack()
 		return err
 	})
-	u.wrote = u.wrote || err == nil // nothing more goes through us
+	u.wrote = u.wrote || err == nil // nothing more is written through this run
 	return conn, buffered, err
 }
 
-// SetReadDeadline and SetWriteDeadline count for the owner's connection from when the run is handed over.
+// SetReadDeadline applies to the owner's connection, from the hand-over on.
 func (u *run) SetReadDeadline(t time.Time) error { return u.setDeadline(0, t) }
 
-// SetWriteDeadline is as SetReadDeadline.
+// SetWriteDeadline applies to the owner's connection, from the hand-over on.
 func (u *run) SetWriteDeadline(t time.Time) error { return u.setDeadline(1, t) }
 
 func (u *run) setDeadline(which int, t time.Time) error {
@@ -322,10 +322,10 @@ func setDeadline(rc *http.ResponseController, which int, t time.Time) error {
 	return rc.SetWriteDeadline(t)
 }
 
-// EnableFullDuplex has nothing to do: there is no request body.
+// EnableFullDuplex does nothing: there is no request body.
 func (u *run) EnableFullDuplex() error { return nil }
 
-// ask calls the owner's connection, and does nothing while there is none.
+// ask calls the owner's connection. It does nothing before the hand-over.
 func (u *run) ask(call func(*http.ResponseController) error) (err error) {
 	if !u.is(handedOver) {
 		return nil
@@ -343,7 +343,7 @@ func (u *run) is(p phase) bool {
 	return u.phase == p
 }
 
-// do has the owner carry out a call of the handler, and returns when that is done.
+// do makes the owner carry out a call of the handler, and returns when that is done.
 func (u *run) do(call func(*outlet)) error {
 	select {
 	case u.calls <- call:
@@ -357,7 +357,7 @@ func (u *run) do(call func(*outlet)) error {
 // outlet is the owner's ResponseWriter.
 type outlet struct {
 	w      http.ResponseWriter
-	before http.Header // what outer middleware had set there
+	before http.Header // what an outer middleware had set
 }
 
 func (o *outlet) writeHeader(status int, sent http.Header) {
@@ -369,7 +369,7 @@ func (o *outlet) writeHeader(status int, sent http.Header) {
 	o.w.WriteHeader(status)
 }
 
-// serve answers the owner with a run that has been handed over. A panic of the handler goes on here, where the server or
+// serve answers the owner with a run that was handed over. A panic of the handler continues here, where the server or
 // an outer middleware expects it.
 func (u *run) serve(w http.ResponseWriter) {
 	o := &outlet{w: w, before: maps.Clone(w.Header())}
@@ -398,14 +398,14 @@ func (u *run) begin(o *outlet) {
 	rc := http.NewResponseController(o.w)
 	for which, t := range deadline {
 		if t != nil {
-			_ = setDeadline(rc, which, *t) // the handler has been told that it is well, as most writers do
+			_ = setDeadline(rc, which, *t) // the handler already got nil, as most writers return
 		}
 	}
 	if status != 0 {
 		o.writeHeader(status, sent)
 	}
 	if len(body) > 0 {
-		_, _ = o.w.Write(body) // the handler hears of an error with its next Write
+		_, _ = o.w.Write(body) // the handler gets an error from its next Write
 	}
 	if flushed {
 		_ = rc.Flush()

@@ -12,20 +12,20 @@ import (
 	"github.com/refill-go/refill"
 )
 
-// handler is a Cache around an http.Handler.
+// handler wraps an http.Handler with a Cache.
 type handler struct {
 	cache *Cache
 	next  http.Handler
 }
 
-// ServeHTTP answers from the cache where that may be, and leaves the rest to the handler behind it.
+// ServeHTTP answers from the cache if it may. It passes all other requests to the handler behind it.
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !eligible(r) {
 		h.next.ServeHTTP(w, r)
 		return
 	}
 	v := &visit{handler: h, w: w, r: r, key: keyOf(r), class: classOf(r), came: time.Now()}
-	switch mark := h.cache.marks.get(v.key, v.class); {
+	switch mark := h.cache.passMarks.get(v.key, v.class); {
 	case mark != nil:
 		v.pass(mark)
 	case r.Method == http.MethodHead:
@@ -45,7 +45,7 @@ type visit struct {
 	came  time.Time
 
 	owner  context.Context // see run
-	fill   *http.Request   // what the handler gets to see if it runs for all
+	fill   *http.Request   // what the handler gets when it runs for all clients
 	latest atomic.Pointer[run]
 }
 
@@ -56,39 +56,39 @@ func (v *visit) get() {
 	defer leave()
 	v.fill = fillRequest(v.r)
 	p, err := v.cache.loader.GetWith(v.owner, v.key, v.load)
-	own := v.latest.Load() // the last run that was begun for this request, if any
+	own := v.latest.Load() // the last run that began for this request, if any
 	if own != nil && err != nil && v.r.Context().Err() == nil {
-		own.handOver(verdict{kind: failed, why: err}) // after LoadTimeout or Close, load may not have come to it yet
+		own.handOver(verdict{kind: failed, why: err}) // after LoadTimeout or Close, load may not have done so yet
 	}
 	switch {
 	case err == nil && p.serves(v.class, v.came, time.Now()):
 		p.write(v.w, v.r, own != nil && own.is(complete))
-	case err != nil && v.r.Context().Err() != nil: // whatever the run came to: its handler has been cancelled
+	case err != nil && v.r.Context().Err() != nil: // however the run ended: its handler has been cancelled
 		v.fail(err)
 	case own != nil && own.is(handedOver):
 		own.serve(v.w)
 	case own != nil && own.is(broken):
 		<-own.ended
-		panic(own.panicked) // as it would have without us; the server, or an outer middleware, expects it here
+		panic(own.panicked) // as without this middleware: the server, or an outer middleware, expects it here
 	case err != nil:
 		v.fail(err)
 	default:
-		if !p.apart {
-			v.cache.marks.set(v.key, v.class, false) // there is one, but not for this class of requests
+		if !p.uncacheable {
+			v.cache.passMarks.set(v.key, v.class, false) // there is a response, but not for this class of requests
 		}
 		v.next.ServeHTTP(v.w, v.r)
 	}
 }
 
-// load runs the handler. It returns as soon as it is known whether the response is shared, so that nobody waits for a
-// response that he cannot have; the handler may run on then, for its owner. It may be called when that has been
-// answered already: to refresh what it got.
+// load runs the handler. It returns as soon as it knows whether the response is shared, so that no request waits for a
+// response that it cannot have. The handler may run on for its owner. A background refresh also calls load: then the
+// owner was answered before.
 func (v *visit) load(ctx context.Context, key string) (*response, error) {
 	c := v.cache
 	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	u := &run{
 		begun: time.Now(), owner: v.owner, class: v.class, ctx: own, cancel: cancel, terms: c.terms, maxBody: c.maxBody,
-		learn:   func(d verdict) { c.marks.set(key, v.class, d.once) },
+		learn:   func(d verdict) { c.passMarks.set(key, v.class, d.once) },
 		decided: make(chan struct{}), ended: make(chan struct{}),
 		calls: make(chan func(*outlet)), carried: make(chan struct{}),
 		header: make(http.Header),
@@ -97,17 +97,17 @@ func (v *visit) load(ctx context.Context, key string) (*response, error) {
 	go u.handle(v.next, v.fill.Clone(own))
 	select {
 	case <-u.decided:
-	case <-ctx.Done(): // LoadTimeout, or nobody waits any more: its owner may have it, if that is still there
+	case <-ctx.Done(): // LoadTimeout, or all waiters have left: the run goes to its owner, if it is still there
 		u.handOver(verdict{kind: failed, why: context.Cause(ctx)})
 	}
 	fill := refill.FillFrom(ctx)
 	switch d := u.verdict; d.kind {
 	case failed:
 		return nil, d.why
-	case apart:
+	case uncacheable:
 		fill.NoStore()
-		fill.SetTTL(0) // marks remembers it, for this class of requests only
-		return &response{apart: true}, nil
+		fill.SetTTL(0) // a pass mark remembers it, only for this class of requests
+		return &response{uncacheable: true}, nil
 	default:
 		fill.SetTTL(d.lifetime - d.age)
 		fill.SetStaleFor(d.staleFor)
@@ -115,7 +115,8 @@ func (v *visit) load(ctx context.Context, key string) (*response, error) {
 	}
 }
 
-// head answers a HEAD with what a GET has stored. It never runs the handler as for a GET, whose response may not end.
+// head answers a HEAD with what a GET has stored. It never runs the handler as for a GET, because the response to a GET
+// may never end.
 func (v *visit) head() {
 	if found, ok := v.cache.loader.Peek(v.r.Context(), v.key); ok && found.Value.serves(v.class, v.came, time.Now()) {
 		found.Value.write(v.w, v.r, false)
@@ -124,9 +125,9 @@ func (v *visit) head() {
 	v.next.ServeHTTP(v.w, v.r)
 }
 
-// pass lets the handler answer, and looks at the header that it leaves behind: if it is of the same kind again, the next
-// requests need not wait to find that out; if not, the next one fills the cache.
-func (v *visit) pass(m *mark) {
+// pass lets the handler answer and judges the header that it leaves behind. If that response is not to be shared
+// either, the next requests need not wait to find that out. If it could be shared, the next request fills the cache.
+func (v *visit) pass(m *passMark) {
 	before := maps.Clone(v.w.Header())
 	v.next.ServeHTTP(v.w, v.r)
 	if m.once || v.r.Method != http.MethodGet || v.r.Context().Err() != nil {
@@ -135,13 +136,13 @@ func (v *visit) pass(m *mark) {
 	now := time.Now()
 	d := judge(http.StatusOK, added(before, v.w.Header()), v.class, v.cache.terms, now)
 	if d.kind == shared {
-		v.cache.marks.drop(v.key, v.class)
+		v.cache.passMarks.drop(v.key, v.class)
 		return
 	}
-	v.cache.marks.set(v.key, v.class, false)
+	v.cache.passMarks.set(v.key, v.class, false)
 }
 
-// added returns the fields of after that are not from before: those of the handler, not of an outer middleware.
+// added returns the fields of after that before lacks: those of the handler, not those of an outer middleware.
 func added(before, after http.Header) http.Header {
 	h := make(http.Header, len(after))
 	for name, values := range after {
@@ -171,11 +172,11 @@ func (v *visit) fail(err error) {
 	case errors.Is(err, refill.ErrOverloaded):
 		answerBare(v.w, http.StatusServiceUnavailable, time.Second)
 	case v.r.Context().Err() == nil:
-		v.next.ServeHTTP(v.w, v.r) // the cache is closed, or has another trouble
+		v.next.ServeHTTP(v.w, v.r) // the cache is closed, or has another problem
 	case errors.Is(err, context.DeadlineExceeded):
 		answerBare(v.w, http.StatusGatewayTimeout, 0)
 	default:
-		// The client has left. If anybody else is listening, what is not written here must not look like a 200.
+		// The client has left. If an outer middleware still reads the response, it must not see an empty 200.
 		answerBare(v.w, http.StatusServiceUnavailable, 0)
 	}
 }

@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"github.com/refill-go/refill"
+	"github.com/refill-go/refill/backend/memory"
+	"github.com/refill-go/refill/driver"
 )
 
 func handlerFunc(f http.HandlerFunc) http.Handler { return f }
@@ -34,12 +36,12 @@ func all(n int, send func(i int) *httptest.ResponseRecorder) []*httptest.Respons
 	return answers
 }
 
-// A load that takes longer than the response lives is one load all the same, also where must-revalidate forbids stale
-// responses: those who waited for it get it.
+// A load that takes longer than the response lives is still one load, also if must-revalidate forbids stale responses:
+// the requests that waited for the response get it.
 func TestALoadLongerThanTheLifetimeIsOne(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := &site{took: 3 * time.Second, answer: says("page", "Cache-Control: public, max-age=1, must-revalidate")}
-		shared := refill.NewMemory()
+		shared := memory.New()
 		cfg := Config{Config: refill.Config{Shared: shared, StaleIfError: time.Hour}}
 		nodes := []http.Handler{cached(t, s, cfg), cached(t, s, cfg)}
 		for _, w := range all(50, func(i int) *httptest.ResponseRecorder { return ask(nodes[i%2], "GET", "/") }) {
@@ -53,8 +55,8 @@ func TestALoadLongerThanTheLifetimeIsOne(t *testing.T) {
 	})
 }
 
-// A handler that is slower than LoadTimeout: the request that it runs for is answered as without a cache, the others are not
-// kept waiting, and once its header is known, nobody waits for it any more.
+// The handler is slower than LoadTimeout. The request that it runs for is answered as without a cache. The other
+// requests wait no longer than LoadTimeout. Once the header is known, no request waits.
 func TestSlowerThanLoadTimeout(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := &site{took: 30 * time.Second, answer: says("report", "Cache-Control: private")}
@@ -63,14 +65,14 @@ func TestSlowerThanLoadTimeout(t *testing.T) {
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			if w := ask(h, "GET", "/"); w.Code != 200 || w.Body.String() != "report" || time.Since(began) != s.took {
-				t.Errorf("its own: %d %q after %v", w.Code, w.Body, time.Since(began))
+				t.Errorf("the owner: %d %q after %v", w.Code, w.Body, time.Since(began))
 			}
 		})
 		synctest.Wait()
 		for range 3 {
 			wg.Go(func() {
 				if w := ask(h, "GET", "/"); w.Code != 504 || time.Since(began) != 10*time.Second {
-					t.Errorf("who waited: %d %q after %v", w.Code, w.Body, time.Since(began))
+					t.Errorf("a waiter: %d %q after %v", w.Code, w.Body, time.Since(began))
 				}
 			})
 		}
@@ -78,14 +80,15 @@ func TestSlowerThanLoadTimeout(t *testing.T) {
 		began = time.Now()
 		for _, w := range all(3, func(int) *httptest.ResponseRecorder { return ask(h, "GET", "/") }) {
 			if w.Code != 200 || time.Since(began) != s.took {
-				t.Errorf("once it is known: %d after %v", w.Code, time.Since(began))
+				t.Errorf("once the header is known: %d after %v", w.Code, time.Since(began))
 			}
 		}
 	})
 }
 
-// While a page is not to be shared nobody waits to find that out again; when it becomes shareable it is cached at once.
-func TestMarks(t *testing.T) {
+// While a page is not to be shared, no request waits to find that out again. When the page becomes shareable, it is
+// cached at once.
+func TestPassMarks(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var open atomic.Bool
 		s := &site{took: time.Second}
@@ -98,11 +101,11 @@ func TestMarks(t *testing.T) {
 		}
 		inner := cached(t, s, Config{})
 		h := handlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("Vary", "Origin") // an outer middleware's own affair
+			w.Header().Set("Vary", "Origin") // set by an outer middleware: it does not count
 			inner.ServeHTTP(w, r)
 		})
 		ask(h, "GET", "/")
-		for range 10 { // for longer than a mark lasts
+		for range 10 { // for longer than a pass mark lasts
 			s.most.Store(0)
 			all(3, func(int) *httptest.ResponseRecorder { return ask(h, "GET", "/") })
 			if n := s.most.Load(); n != 3 {
@@ -111,7 +114,7 @@ func TestMarks(t *testing.T) {
 			time.Sleep(8 * time.Second)
 		}
 		open.Store(true)
-		ask(h, "GET", "/") // still straight, but it shows
+		ask(h, "GET", "/") // this one still goes straight to the handler; its header shows the change
 		n := s.runs.Load()
 		all(5, func(int) *httptest.ResponseRecorder { return ask(h, "GET", "/") })
 		if got := s.runs.Load() - n; got != 1 {
@@ -119,19 +122,19 @@ func TestMarks(t *testing.T) {
 		}
 
 		open.Store(false)
-		time.Sleep(time.Minute) // expired, marks too
+		time.Sleep(time.Minute) // the page and the pass marks have expired
 		ask(h, "GET", "/")
 		time.Sleep(passFor)
 		n = s.runs.Load()
 		began := time.Now()
 		all(3, func(int) *httptest.ResponseRecorder { return ask(h, "GET", "/") })
 		if took := time.Since(began); took != 2*s.took || s.runs.Load() != n+3 {
-			t.Errorf("%d runs in %v; want one to look first, then the two others at once", s.runs.Load()-n, took)
+			t.Errorf("%d runs in %v; want one first, then the two others at once", s.runs.Load()-n, took)
 		}
 	})
 }
 
-// A site whose pages are private for those who are logged in, and shared for all others.
+// The pages of a site are private for logged-in users, and shared for all others.
 func TestLoggedInAndAnonymous(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := &site{took: 10 * ms}
@@ -169,12 +172,12 @@ func TestLoggedInAndAnonymous(t *testing.T) {
 		time.Sleep(time.Second)
 		burst(false)
 		if got := s.runs.Load() - n; got != 1 {
-			t.Errorf("%d runs for those without a cookie, want 1: the refresh", got)
+			t.Errorf("%d runs for requests without a cookie, want 1: the refresh", got)
 		}
 	})
 }
 
-// A refresh behind the clients' backs that turns out private goes to nobody, and its handler is told so.
+// A background refresh that turns out private is given to no client, and its handler gets an error.
 func TestAPrivateRefreshIsDropped(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		gone := make(chan error, 1)
@@ -201,7 +204,7 @@ func TestAPrivateRefreshIsDropped(t *testing.T) {
 	})
 }
 
-// A failure of a request with credentials may be its own: it goes to nobody else.
+// A failure of a request with credentials may be specific to them, so no other request gets it.
 func TestAPersonalFailureIsNotShared(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := &site{took: 100 * ms}
@@ -229,11 +232,11 @@ func TestAPersonalFailureIsNotShared(t *testing.T) {
 	})
 }
 
-// What other nodes learn of a failure is a text.
+// Other nodes learn of a failure from its text.
 func TestFailureOnAnotherNode(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := &site{took: 100 * ms, answer: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(502) }}
-		cfg := Config{Config: refill.Config{Shared: refill.NewMemory()}}
+		cfg := Config{Config: refill.Config{Shared: memory.New()}}
 		a, b := cached(t, s, cfg), cached(t, s, cfg)
 		go ask(a, "GET", "/")
 		synctest.Wait()
@@ -247,7 +250,10 @@ func TestFailureOnAnotherNode(t *testing.T) {
 	for text, want := range map[string]failure{
 		(&failure{status: 503}).Error():                              {status: 503},
 		(&failure{status: 599, personal: true, detail: "x"}).Error(): {status: 599, personal: true},
-		"httprefill: status 200":                                     {status: 500}, "httprefill: status x: y": {status: 500}, "boom": {status: 500}, "": {status: 500},
+		"httprefill: status 200":                                     {status: 500},
+		"httprefill: status x: y":                                    {status: 500},
+		"boom":                                                       {status: 500},
+		"":                                                           {status: 500},
 	} {
 		if got := failureOf(&refill.LoadError{Err: errors.New(text)}); got != want {
 			t.Errorf("%q: %+v, want %+v", text, got, want)
@@ -267,8 +273,8 @@ func TestGoexitIsAnAbort(t *testing.T) {
 	})
 }
 
-// A panic is the page's own: every other page is well, and this one is again after ErrorTTL.
-func TestAPanicHarmsNobodyElse(t *testing.T) {
+// A panic concerns only its page: all other pages work, and this one works again after ErrorTTL.
+func TestAPanicHarmsNoOtherPage(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := &site{}
 		s.answer = func(w http.ResponseWriter, r *http.Request) {
@@ -306,7 +312,7 @@ func TestAPanicHarmsNobodyElse(t *testing.T) {
 	})
 }
 
-// What outer middleware has set is neither lost nor stored.
+// A field that an outer middleware has set is neither lost nor stored.
 func TestOuterHeader(t *testing.T) {
 	for _, cc := range []string{"private", "public, max-age=60"} {
 		t.Run(cc, func(t *testing.T) {
@@ -326,7 +332,8 @@ func TestOuterHeader(t *testing.T) {
 					w.Header().Set("Server", "outer")
 					inner.ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
 					h := w.Result().Header
-					if h.Get("X-Request-Id") != id || h.Get("Set-Cookie") != "outer="+id || len(h["Set-Cookie"]) != 1 || h.Get("Server") != "inner" {
+					if h.Get("X-Request-Id") != id || h.Get("Set-Cookie") != "outer="+id || len(h["Set-Cookie"]) != 1 ||
+						h.Get("Server") != "inner" {
 						t.Errorf("request %d: %v", i, h)
 					}
 				}
@@ -345,19 +352,22 @@ func TestStoredHeader(t *testing.T) {
 		got := ask(h, "GET", "/").Result().Header
 		for name, want := range map[string]string{
 			"Connection": "", "X-Hop": "", "Keep-Alive": "", "X-End": "1", "Age": "10", "Date": date, "Link": "a|b",
-			"Content-Length": "6", "Content-Type": "text/html; charset=utf-8", "Cache-Status": "origin; hit|refill; hit; ttl=50",
+			"Content-Length": "6", "Content-Type": "text/html; charset=utf-8",
+			"Cache-Status": "origin; hit|refill; hit; ttl=50",
 		} {
 			if have := strings.Join(got[name], "|"); have != want {
 				t.Errorf("%s: %q, want %q", name, have, want)
 			}
 		}
-		if w := ask(h, "GET", "/other"); w.Header().Get("Cache-Status") != "origin; hit" || len(w.Header()["Cache-Status"]) != 2 {
-			t.Errorf("Cache-Status of a miss: %q", w.Header()["Cache-Status"])
+		miss := ask(h, "GET", "/other").Header()
+		if miss.Get("Cache-Status") != "origin; hit" || len(miss["Cache-Status"]) != 2 {
+			t.Errorf("Cache-Status of a miss: %q", miss["Cache-Status"])
 		}
 	})
 }
 
-// A client that is waited for with a deadline must not see the empty 200 of a handler that returns without a word.
+// When the context of a request ends, its client must not see the empty 200 of a handler that returned without an
+// answer.
 func TestContextOfTheRequestEnds(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := &site{took: 5 * time.Second, answer: says("page", "Cache-Control: max-age=60")}
@@ -379,19 +389,21 @@ func TestContextOfTheRequestEnds(t *testing.T) {
 	})
 }
 
-// deaf is a store that does not answer.
-type deaf struct{ refill.Store }
+// silentStore is a store that does not answer.
+type silentStore struct{ driver.Store }
 
-var errDeaf = errors.New("no answer")
+var errNoAnswer = errors.New("no answer")
 
-func (deaf) Get(context.Context, string) ([]byte, error) { return nil, errDeaf }
+func (silentStore) Get(context.Context, string) ([]byte, error) { return nil, errNoAnswer }
 
-func (deaf) Begin(context.Context, refill.Bid) (refill.Begun, error) { return refill.Begun{}, errDeaf }
+func (silentStore) Acquire(context.Context, driver.AcquireRequest) (driver.AcquireResult, error) {
+	return driver.AcquireResult{}, errNoAnswer
+}
 
 func TestOverload(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := &site{took: 5 * time.Second, answer: says("page", "Cache-Control: max-age=60")}
-		h := cached(t, s, Config{Config: refill.Config{Shared: deaf{refill.NewMemory()}, MaxLoads: 1}})
+		h := cached(t, s, Config{Config: refill.Config{Shared: silentStore{memory.New()}, MaxLoads: 1}})
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			if w := ask(h, "GET", "/1"); w.Code != 200 {
@@ -407,7 +419,7 @@ func TestOverload(t *testing.T) {
 }
 
 // Two handlers behind two StripPrefix see the same URL.
-func TestRewrittenURLsAreApart(t *testing.T) {
+func TestRewrittenURLsHaveKeysOfTheirOwn(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		c, err := New(Config{})
 		if err != nil {
@@ -416,7 +428,8 @@ func TestRewrittenURLsAreApart(t *testing.T) {
 		defer c.Close()
 		mux := http.NewServeMux()
 		for _, name := range []string{"users", "orders"} {
-			mux.Handle("/"+name+"/", http.StripPrefix("/"+name, c.Middleware(handlerFunc(says(name, "Cache-Control: public, max-age=60")))))
+			page := handlerFunc(says(name, "Cache-Control: public, max-age=60"))
+			mux.Handle("/"+name+"/", http.StripPrefix("/"+name, c.Middleware(page)))
 		}
 		for range 2 {
 			for _, name := range []string{"users", "orders"} {
@@ -428,7 +441,7 @@ func TestRewrittenURLsAreApart(t *testing.T) {
 	})
 }
 
-// The absolute form of a target shares its key with the usual one, so the handler must not see what it adds.
+// The absolute form of a target shares its key with the usual form, so the handler must not see what it adds.
 func TestAbsoluteForm(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		h := cached(t, handlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -447,7 +460,7 @@ func TestAbsoluteForm(t *testing.T) {
 	})
 }
 
-// The rest runs over real connections.
+// The tests below run over real connections.
 
 func server(t *testing.T, next http.HandlerFunc) *httptest.Server {
 	t.Helper()
@@ -466,8 +479,8 @@ func get(t *testing.T, srv *httptest.Server, path string) *http.Response {
 	return res
 }
 
-// The client of an event stream did not say that it wants one, so a fill began: it gets the first byte all the same before
-// the handler writes a second one, and the handler hears when it leaves.
+// The client of an event stream did not say that it wants one, so a fill began. It still gets the first byte before the
+// handler writes a second one. When it leaves, the context of the handler ends.
 func TestServerEventStream(t *testing.T) {
 	left := make(chan struct{})
 	srv := server(t, func(w http.ResponseWriter, r *http.Request) {
@@ -518,7 +531,7 @@ func TestServerBodyLongerThanSaid(t *testing.T) {
 	})
 	if res, err := srv.Client().Get(srv.URL); err == nil {
 		if _, err = io.ReadAll(res.Body); err == nil {
-			t.Error("a response that is not whole looked well")
+			t.Error("an incomplete response was read without an error")
 		}
 		res.Body.Close()
 	}
@@ -570,7 +583,7 @@ func TestServerInterimAndTrailers(t *testing.T) {
 		}
 	}
 	if n := runs.Load(); n != 4 {
-		t.Errorf("%d runs, want 4: none of it may be shared", n)
+		t.Errorf("%d runs, want 4: no response may be shared", n)
 	}
 }
 
@@ -591,7 +604,7 @@ func TestServerHijack(t *testing.T) {
 	}
 }
 
-// HEAD never ends up where a GET finds it, and of a GET's response it gets all but the body.
+// A response to HEAD is never stored. A HEAD gets a GET's response without the body.
 func TestServerHead(t *testing.T) {
 	srv := server(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "public, max-age=60")
@@ -636,9 +649,9 @@ func TestServerLargeBody(t *testing.T) {
 	}
 }
 
-// The client of a private page leaves in the middle: the handler is told, and others are not concerned.
+// The client of a private page leaves in the middle: the handler's context ends, and other clients are not affected.
 func TestServerClientLeavesInTheMiddle(t *testing.T) {
-	told := make(chan struct{}, 1)
+	left := make(chan struct{}, 1)
 	srv := server(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "private")
 		if r.Header.Get("X-Leaves") == "" {
@@ -649,7 +662,7 @@ func TestServerClientLeavesInTheMiddle(t *testing.T) {
 			fmt.Fprint(w, "some more")
 			w.(http.Flusher).Flush()
 		}
-		told <- struct{}{}
+		left <- struct{}{}
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	r, err := http.NewRequestWithContext(ctx, "GET", srv.URL, nil)
@@ -666,7 +679,7 @@ func TestServerClientLeavesInTheMiddle(t *testing.T) {
 		t.Fatal(err)
 	}
 	cancel()
-	<-told
+	<-left
 	if body, err := io.ReadAll(get(t, srv, "/").Body); string(body) != "whole" || err != nil {
 		t.Errorf("%q, %v", body, err)
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/jmoiron/sqlx"
 
 	"github.com/refill-go/refill"
+	"github.com/refill-go/refill/backend/memory"
 	"github.com/refill-go/refill/middleware/sqlxrefill"
 )
 
@@ -83,8 +84,10 @@ func TestAbsence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tab := &table{columns: []string{"a"}}
 		s := &source{answer: func(string, []driver.NamedValue) (*table, error) { return tab, nil }}
-		shared := refill.NewMemory()
-		cfg := sqlxrefill.Config{Config: refill.Config{TTL: time.Minute, Jitter: -1, NotFoundTTL: 5 * time.Second, Shared: shared}}
+		shared := memory.New()
+		cfg := sqlxrefill.Config{Config: refill.Config{
+			TTL: time.Minute, Jitter: -1, NotFoundTTL: 5 * time.Second, Shared: shared,
+		}}
 		db, other := cached(t, s, cfg), cached(t, s, cfg)
 		for range 3 {
 			for _, db := range []*sqlxrefill.DB{db, other} {
@@ -109,14 +112,16 @@ type driverError struct{ code int }
 
 func (e *driverError) Error() string { return fmt.Sprintf("fake: code %d", e.code) }
 
-// Wherever a query fails, all who wait get the driver's error, and the database is left alone for ErrorTTL.
+// Wherever a query fails, all waiters get the driver's error, and the database is not queried within ErrorTTL.
 func TestErrorIsShared(t *testing.T) {
 	failure := &driverError{23}
 	one := [][]driver.Value{{int64(1)}}
 	for name, answer := range map[string]func() (*table, error){
-		"at once":        func() (*table, error) { return nil, failure },
-		"after rows":     func() (*table, error) { return &table{columns: []string{"a"}, err: failure, rows: nil}, nil },
-		"at the closing": func() (*table, error) { return &table{columns: []string{"a"}, rows: one, closeErr: failure}, nil },
+		"at once":    func() (*table, error) { return nil, failure },
+		"after rows": func() (*table, error) { return &table{columns: []string{"a"}, err: failure, rows: nil}, nil },
+		"at the closing": func() (*table, error) {
+			return &table{columns: []string{"a"}, rows: one, closeErr: failure}, nil
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -136,7 +141,8 @@ func TestErrorIsShared(t *testing.T) {
 				}
 				wg.Wait()
 				var n int
-				if err := db.GetContext(t.Context(), &n, "SELECT a"); err == nil || !strings.Contains(err.Error(), failure.Error()) {
+				err := db.GetContext(t.Context(), &n, "SELECT a")
+				if err == nil || !strings.Contains(err.Error(), failure.Error()) {
 					t.Errorf("in the back-off: %v", err)
 				}
 				if s.count() != 1 {
@@ -149,12 +155,13 @@ func TestErrorIsShared(t *testing.T) {
 
 func TestSelectFailsAfterRows(t *testing.T) {
 	failure := &driverError{1}
-	db := cached(t, always(&table{columns: []string{"a"}, rows: [][]driver.Value{{int64(1)}}, err: failure}), sqlxrefill.Config{})
+	s := always(&table{columns: []string{"a"}, rows: [][]driver.Value{{int64(1)}}, err: failure})
+	db := cached(t, s, sqlxrefill.Config{})
 	got := []int{9}
 	if err := db.SelectContext(t.Context(), &got, "q"); !errors.Is(err, failure) || !slices.Equal(got, []int{9}) {
 		t.Errorf("%v, and dest is %v", err, got)
 	}
-	// A Get reads no further than its row, as sqlx's.
+	// A Get reads no further than its row, as in sqlx.
 	if n := mustGet[int](t, db, "q"); n != 1 {
 		t.Errorf("got %d", n)
 	}
@@ -192,11 +199,11 @@ func TestInvalidateAndExpire(t *testing.T) {
 	}
 }
 
-// The next node gets what the first one read, with all its types, and asks the database nothing.
+// The next node gets what the first one read, with all its types, and does not query the database.
 func TestNodesShare(t *testing.T) {
 	for name, tab := range tables() {
 		s := always(tab)
-		cfg := sqlxrefill.Config{Config: refill.Config{TTL: time.Minute, Shared: refill.NewMemory()}}
+		cfg := sqlxrefill.Config{Config: refill.Config{TTL: time.Minute, Shared: memory.New()}}
 		one, other := cached(t, s, cfg), cached(t, s, cfg)
 		var a, b []any // any shows the type that the driver returned
 		errA := one.SelectContext(t.Context(), &a, "q")
@@ -207,7 +214,7 @@ func TestNodesShare(t *testing.T) {
 	}
 }
 
-// A query ends with the last of its callers, not with the first.
+// A query ends when the last of its callers has left, not the first.
 func TestQueryOutlivesItsCaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := always(oneRow)
@@ -230,7 +237,7 @@ func TestQueryOutlivesItsCaller(t *testing.T) {
 	})
 }
 
-// What the caller does with its arguments after the call changes nothing about a query that still runs.
+// A caller may change its arguments after the call. A query that still runs is not affected.
 func TestArgumentsAreCopied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var sent []driver.NamedValue
@@ -266,7 +273,7 @@ func TestArgumentsAreCopied(t *testing.T) {
 	})
 }
 
-// slowConnect takes a second to connect, so that a query's arguments are looked at after its caller has gone.
+// slowConnect takes a second to connect, so that a query's arguments are read after its caller has gone.
 type slowConnect struct{ *source }
 
 func (s *slowConnect) Connect(context.Context) (driver.Conn, error) {
@@ -280,14 +287,16 @@ func (s *slowConnect) open(t testing.TB) *sqlx.DB {
 	return db
 }
 
-// boxed is a Valuer over something that can change.
+// boxed is a Valuer over a variable that can change.
 type boxed struct{ n *int }
 
 func (b boxed) Value() (driver.Value, error) { return int64(*b.n), nil }
 
 func TestLargeResultIsNotKept(t *testing.T) {
-	s := always(&table{columns: []string{"a"}, rows: [][]driver.Value{{strings.Repeat("x", 1000)}, {strings.Repeat("y", 1000)}}})
-	shared := refill.NewMemory()
+	s := always(&table{
+		columns: []string{"a"}, rows: [][]driver.Value{{strings.Repeat("x", 1000)}, {strings.Repeat("y", 1000)}},
+	})
+	shared := memory.New()
 	small := cached(t, s, sqlxrefill.Config{MaxBytes: 2000, Config: refill.Config{TTL: time.Minute, Shared: shared}})
 	for i := 1; i <= 3; i++ {
 		if got := mustSelect[string](t, small, "q"); len(got) != 2 || s.count() != i {
@@ -295,7 +304,7 @@ func TestLargeResultIsNotKept(t *testing.T) {
 		}
 	}
 	for range 3 {
-		mustGet[string](t, small, "q") // its one row is below
+		mustGet[string](t, small, "q") // its one row is below MaxBytes
 	}
 	if s.count() != 4 {
 		t.Errorf("%d queries", s.count())
@@ -311,7 +320,7 @@ func TestLargeResultIsNotKept(t *testing.T) {
 	}
 }
 
-// keeper is a Scanner that breaks the rule: it keeps what it was lent, and scribbles on it.
+// keeper is a Scanner that breaks the rule: it keeps the bytes that it was lent, and the test overwrites them.
 type keeper struct{ b []byte }
 
 func (k *keeper) Scan(src any) error { k.b = src.([]byte); return nil }
@@ -366,7 +375,8 @@ func TestWhatCannotBeCached(t *testing.T) {
 		db := cached(t, always(tab), sqlxrefill.Config{})
 		var list []any
 		err := db.SelectContext(t.Context(), &list, "q")
-		if !errors.Is(err, refill.ErrInvalid) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "DB()") {
+		if !errors.Is(err, refill.ErrInvalid) || !strings.Contains(err.Error(), want) ||
+			!strings.Contains(err.Error(), "DB()") {
 			t.Errorf("want %q: got %v", want, err)
 		}
 	}
@@ -397,7 +407,7 @@ func TestNewRefuses(t *testing.T) {
 
 type jsonLike struct{ refill.Codec }
 
-// upsideDown turns what another codec makes.
+// upsideDown reverses what another codec makes.
 type upsideDown struct {
 	refill.Codec
 	used *atomic.Int64
@@ -418,11 +428,11 @@ func (c upsideDown) Unmarshal(data []byte, p any) error {
 	return c.Codec.Unmarshal(data, p)
 }
 
-// What a wrapped codec has stored is read by another node with it.
+// What a wrapped codec has stored is read by another node with the same codec.
 func TestWrapCodec(t *testing.T) {
 	for name, tab := range tables() {
 		s, used := always(tab), new(atomic.Int64)
-		cfg := sqlxrefill.Config{Config: refill.Config{TTL: time.Minute, Shared: refill.NewMemory()}}
+		cfg := sqlxrefill.Config{Config: refill.Config{TTL: time.Minute, Shared: memory.New()}}
 		plain := cached(t, s, cfg)
 		cfg.WrapCodec = func(c refill.Codec) refill.Codec { return upsideDown{c, used} }
 		cfg.Name = "wrapped"
@@ -431,16 +441,18 @@ func TestWrapCodec(t *testing.T) {
 		errA := one.SelectContext(t.Context(), &a, "q")
 		errB := other.SelectContext(t.Context(), &b, "q")
 		errC := plain.SelectContext(t.Context(), &c, "q")
-		if !reflect.DeepEqual(a, b) || !reflect.DeepEqual(a, c) || fmt.Sprint(errA) != fmt.Sprint(errB) || fmt.Sprint(errA) != fmt.Sprint(errC) {
+		if !reflect.DeepEqual(a, b) || !reflect.DeepEqual(a, c) ||
+			fmt.Sprint(errA) != fmt.Sprint(errB) || fmt.Sprint(errA) != fmt.Sprint(errC) {
 			t.Errorf("%s: %#v (%v), %#v (%v) and without %#v (%v)", name, a, errA, b, errB, c, errC)
 		}
 		if s.count() != 2 || errA == nil && used.Load() != 1 {
-			t.Errorf("%s: %d queries, wanted one with and one without the wrapper, which was used %d times", name, s.count(), used.Load())
+			t.Errorf("%s: %d queries, want one with and one without the wrapper, which was used %d times",
+				name, s.count(), used.Load())
 		}
 	}
 }
 
-// Close leaves nothing: the bubble of synctest fails on a goroutine that stays. The database is not ours to close.
+// Close leaves nothing behind: the bubble of synctest fails if a goroutine stays. Close does not close the database.
 func TestClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := always(oneRow)
@@ -462,12 +474,12 @@ func TestClose(t *testing.T) {
 			}
 		}
 		if err := db.DB().GetContext(t.Context(), &r, "q"); err != nil || db.DB() != plain {
-			t.Errorf("the database is gone: %v", err)
+			t.Errorf("the database is closed: %v", err)
 		}
 	})
 }
 
-// A Close in the middle of reads: each is answered, or gets ErrClosed.
+// When Close comes in the middle of reads, each read is answered or gets ErrClosed.
 func TestCloseWhileReading(t *testing.T) {
 	for range 20 {
 		db := cached(t, always(oneRow), sqlxrefill.Config{})
@@ -504,7 +516,7 @@ func TestReadsLeaveNothingBehind(t *testing.T) {
 	for range 2000 {
 		mustGet[row](t, db, "q")
 		mustSelect[row](t, db, "q")
-		if err := db.GetContext(context.Background(), &bad, "q"); err == nil { // a failed scan gives its rows back, too
+		if err := db.GetContext(context.Background(), &bad, "q"); err == nil { // a failed scan also releases its rows
 			t.Fatal("two columns fit into an int")
 		}
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/refill-go/refill/middleware/sqlxrefill"
 )
 
-// A product page read a thousand times a minute asks the database once a minute, on however many nodes.
+// A product page that is read a thousand times a minute queries the database once a minute, on any number of nodes.
 func Example() {
 	s := always(&table{columns: []string{"id", "name"}, rows: [][]driver.Value{{int64(42), "kettle"}}})
 	db := sqlx.NewDb(sql.OpenDB(s), "postgres") // in your program: sqlx.Connect
@@ -25,7 +25,7 @@ func Example() {
 		Name: "products",
 		Config: refill.Config{
 			TTL:      time.Minute,      // fresh for this long
-			StaleFor: 10 * time.Minute, // then served stale, while one node asks again
+			StaleFor: 10 * time.Minute, // then served stale, while one node queries again
 			// Shared: goredis.New(rdb), one for the fleet
 		},
 	})
@@ -47,7 +47,7 @@ func Example() {
 	}
 	fmt.Println(p.Name, "after", s.count(), "query")
 
-	// A write goes to the database. Once it is committed, the result is dropped on all nodes.
+	// A write goes to the database. Once it is committed, Invalidate removes the result on all nodes.
 	if err := products.Invalidate(ctx, byID, 42); err != nil {
 		log.Print(err)
 	}
@@ -60,7 +60,7 @@ func Example() {
 	// kettle after 2 queries
 }
 
-// An absent row is sql.ErrNoRows, as ever, and the absence is cached, too.
+// An absent row is sql.ErrNoRows, as in sqlx. The absence is cached as well.
 func ExampleDB_GetContext_absent() {
 	s := always(&table{columns: []string{"name"}})
 	db := sqlx.NewDb(sql.OpenDB(s), "postgres")

@@ -15,7 +15,7 @@ import (
 	"github.com/refill-go/refill"
 )
 
-// span is which rows of a result a call wants. It is part of the key.
+// span says which rows of a result a call wants. It is part of the key.
 type span string
 
 const (
@@ -23,15 +23,16 @@ const (
 	allRows  span = "select"
 )
 
-// request is a query as the driver gets it. It shares no memory with what the caller gave.
+// request is a query as the driver gets it. It shares no memory with the arguments of the caller.
 type request struct {
 	query string
 	args  []any
-	id    []byte // query and args, one to one
+	id    []byte // query and args, encoded one to one
 }
 
-// newRequest resolves pointers and Valuers now, while the caller is here. The driver gets exactly what went into the key:
-// if it got the originals instead, a caller that changes what they point to would have one query stored as another.
+// newRequest resolves pointers and Valuers now, while the caller still waits. The driver gets exactly what is in the
+// key. If it got the originals, a caller that changes what they point to would store the result of one query as that of
+// another.
 func newRequest(query string, args []any) (*request, error) {
 	if strings.TrimSpace(query) == "" {
 		return nil, invalid("query", "empty")
@@ -70,22 +71,22 @@ func (q *request) add(arg any) (any, error) {
 	return v, nil
 }
 
-// resolve makes an argument into a driver value of its own.
+// resolve converts an argument into a driver value that shares no memory with it.
 func resolve(arg any) (driver.Value, error) {
 	if n, ok := arg.(uint64); ok && n > math.MaxInt64 {
-		return n, nil // the default refuses these, MySQL takes them; another driver may still refuse
+		return n, nil // the default refuses these, MySQL takes them; another driver may still refuse them
 	}
 	v, err := driver.DefaultParameterConverter.ConvertValue(arg)
 	switch v := v.(type) {
 	case []byte:
 		return bytes.Clone(v), err
 	case time.Time:
-		return v.Round(0), err // some drivers send a time's String, which shows a monotonic reading
+		return v.Round(0), err // some drivers send a time's String, which shows the monotonic reading
 	}
 	return v, err
 }
 
-// appendInstant appends a time as an argument: the instant and how it reads. The instant alone would not do: a driver
+// appendInstant appends a time as an argument: the instant, and how it reads. The instant alone is not enough: a driver
 // that sends the wall clock to a column without a time zone (lib/pq) gets another answer in another zone.
 func appendInstant(b []byte, t time.Time) []byte {
 	zone, offset := t.Zone()
@@ -94,7 +95,7 @@ func appendInstant(b []byte, t time.Time) []byte {
 	return binary.AppendVarint(appendString(b, zone), int64(offset))
 }
 
-// key returns the key for these rows of the result: a piece of the query for people, and a hash of all of it for the rest.
+// key returns the key for these rows of the result: a legible piece of the query, and a hash of all of it.
 func (q *request) key(rows span) string {
 	sum := sha256.Sum256(append(q.id, rows...))
 	b := make([]byte, 0, 96)
@@ -103,11 +104,11 @@ func (q *request) key(rows span) string {
 	return string(base64.RawURLEncoding.AppendEncode(b, sum[:24]))
 }
 
-// maxLegible is how many bytes of the query stand in a key.
+// maxLegible is how many bytes of the query a key shows.
 const maxLegible = 40
 
-// appendLegible appends the beginning of s with one '-' for whatever a shell, a log or a Redis command line would
-// stumble over. Arguments are never shown.
+// appendLegible appends the beginning of s. One '-' replaces each run of characters that need care in a shell, a log or
+// a Redis command line. Arguments are never shown.
 func appendLegible(b []byte, s string) []byte {
 	end := len(b) + maxLegible
 	for i := 0; i < len(s) && len(b) < end; i++ {

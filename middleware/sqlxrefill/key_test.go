@@ -27,7 +27,7 @@ func keyOf(t testing.TB, query string, args ...any) string {
 	return q.key(allRows)
 }
 
-// Each line is one key, whatever form its arguments have; no two lines share one.
+// All calls of a line have the same key, whatever form their arguments have. No two lines share a key.
 func TestKeys(t *testing.T) {
 	five, text := 5, "5"
 	nowhere := (*int)(nil)
@@ -43,7 +43,8 @@ func TestKeys(t *testing.T) {
 			q(valuer{int64(5)}), q(sql.NullInt64{Int64: 5, Valid: true})},
 		{q(text), q(level("5")), q(&text), q(valuer{"5"})}, {q([]byte("5"))}, {q(5.0), q(float32(5))},
 		{q(nil), q(nowhere), q((*valuer)(nil)), q(sql.NullInt64{}), q(valuer{nil})}, {q([]byte(nil))}, {q([]byte{})}, {q("")},
-		{q(true), q(valuer{true})}, {q(false)}, {q(1)}, {q(0)}, {q(math.Copysign(0, -1))}, {q(uint64(math.MaxUint64))}, {q(-1)},
+		{q(true), q(valuer{true})}, {q(false)}, {q(1)}, {q(0)}, {q(math.Copysign(0, -1))},
+		{q(uint64(math.MaxUint64))}, {q(-1)},
 		{q("a", "b")}, {q("ab")}, {q("a", "", "b")}, {q("ab", "")}, {q("", "ab")}, {q("b", "a")}, {{"qa", []any{"b"}}},
 		{q(sql.Named("n", 5)), q(sql.Named("n", &five))}, {q(sql.Named("m", 5))}, {q(sql.Named("n", "5"))}, {q("n", 5)},
 		{q(at), q(&at), q(at.Add(0)), q(at.In(time.FixedZone("UTC", 0)))}, {q(at.Add(1))},
@@ -55,7 +56,7 @@ func TestKeys(t *testing.T) {
 		want := keyOf(t, line[0].query, line[0].args...)
 		for _, c := range line {
 			if got := keyOf(t, c.query, c.args...); got != want {
-				t.Errorf("%q %#v: another key than %#v", c.query, c.args, line[0].args)
+				t.Errorf("%q %#v has another key than %#v", c.query, c.args, line[0].args)
 			}
 		}
 		if j, ok := seen[want]; ok {
@@ -65,7 +66,7 @@ func TestKeys(t *testing.T) {
 	}
 }
 
-// A time that time.Now gave has a monotonic reading, which is neither in the key nor sent.
+// A time from time.Now has a monotonic reading. It is neither in the key nor sent.
 func TestMonotonicReadingIsDropped(t *testing.T) {
 	now := time.Now()
 	q, err := newRequest("q", []any{now})
@@ -76,7 +77,8 @@ func TestMonotonicReadingIsDropped(t *testing.T) {
 }
 
 func TestKeyIsLegibleAndBounded(t *testing.T) {
-	q, err := newRequest("  SELECT *\n\tFROM users u WHERE u.name = 'Bob ü' AND "+strings.Repeat("x", 1<<16), []any{"secret"})
+	query := "  SELECT *\n\tFROM users u WHERE u.name = 'Bob ü' AND " + strings.Repeat("x", 1<<16)
+	q, err := newRequest(query, []any{"secret"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,18 +11,18 @@ import (
 	"github.com/jmoiron/sqlx"
 )
 
-// replayer scans results with database/sql and sqlx themselves: it is a database whose every query returns the result that
-// the ctx carries. It has connections, as database/sql wants them, but nothing is behind them.
+// replayer scans results with database/sql and sqlx themselves: it is a database whose every query returns the result
+// that the ctx carries. It has connections, because database/sql needs them, but no server.
 type replayer struct {
 	db sqlx.DB
 }
 
-// maxIdle is how many connections are kept for the next replays. One costs some hundred bytes, and a new one some hundred
-// nanoseconds.
+// maxIdle is how many connections are kept for the next replays. One takes some hundred bytes; a new one costs some
+// hundred nanoseconds.
 const maxIdle = 64
 
-// newReplayer scans as like does: the copy carries the Mapper, the driver's name and the Unsafe setting, which has no
-// accessor.
+// newReplayer returns a replayer that scans as like does. The copy carries the Mapper, the driver's name and the Unsafe
+// setting, which has no accessor.
 func newReplayer(like *sqlx.DB) *replayer {
 	r := &replayer{db: *like}
 	r.db.DB = sql.OpenDB(connector{})
@@ -42,7 +42,7 @@ func (r *replayer) close() error { return r.db.Close() }
 
 type resultKey struct{}
 
-// carry makes a ctx that cannot end: for one that can, database/sql would start a goroutine per query.
+// carry returns a ctx that cannot end. For one that can, database/sql would start a goroutine per query.
 func carry(res *result) context.Context {
 	return context.WithValue(context.Background(), resultKey{}, res)
 }
@@ -69,7 +69,7 @@ func (conn) QueryContext(ctx context.Context, _ string, _ []driver.NamedValue) (
 	return &rows{res: res}, nil
 }
 
-// rows are those of one replay.
+// rows are the rows of one replay.
 type rows struct {
 	res  *result
 	next int // index in res.values of the row that Next returns
@@ -78,8 +78,8 @@ type rows struct {
 func (r *rows) Columns() []string { return r.res.columns }
 func (r *rows) Close() error      { return nil }
 
-// Next hands out byte slices as copies. Scanners must not keep or change what they get, but some do, and this is what
-// other callers get, too.
+// Next hands out byte slices as copies. Scanners must not keep or change what they get, but some do, and other callers
+// get the same bytes.
 func (r *rows) Next(dest []driver.Value) error {
 	if r.next >= len(r.res.values) {
 		return io.EOF

@@ -6,7 +6,7 @@ import (
 	"strconv"
 )
 
-// result is what a query returned. It is shared between callers: nothing changes it once it is read or decoded.
+// result is what a query returned. Callers share it: nothing changes it after it was read or decoded.
 type result struct {
 	columns []string
 	values  []any // row by row, as the driver returned them
@@ -19,7 +19,7 @@ func readResult(rows *sql.Rows, which span) (r *result, size int, err error) {
 		return nil, 0, err
 	}
 	if len(r.columns) == 0 {
-		return nil, 0, invalid("query", "it returns no columns; run statements on DB(), without the cache")
+		return nil, 0, invalid("query", "it returns no columns; run statements through DB(), without the cache")
 	}
 	row := make([]any, len(r.columns))
 	dest := make([]any, len(row))
@@ -45,11 +45,12 @@ func readResult(rows *sql.Rows, which span) (r *result, size int, err error) {
 	return r, size, rows.Err()
 }
 
-// codec is the encoding of results in the shared store. Integers are varints, strings have their length in front:
+// codec is the encoding of results in the shared store. Integers are varints; strings have their length in front:
 //
 //	number of columns, their names, number of rows, values row by row
 //
-// A value is a tag and what the tag says. Change the name with the bytes: a record of another name is a miss.
+// A value is a tag and the data for that tag. A change of the bytes needs a new name: a record with another name is a
+// miss.
 type codec struct{}
 
 func (codec) Name() string { return "sqlx1" }
@@ -89,7 +90,7 @@ func (r *result) encode() (b []byte, err error) {
 	return b, nil
 }
 
-// decodeResult accepts what encode makes and nothing else. It shares no memory with data.
+// decodeResult accepts what encode makes, and nothing else. Its result shares no memory with data.
 func decodeResult(data []byte) (*result, error) {
 	c := cursor{b: data}
 	r := &result{columns: make([]string, c.count(1))}

@@ -67,7 +67,7 @@ func same(a, b any) bool {
 	return reflect.DeepEqual(a, b)
 }
 
-// A time keeps what it shows, also where its zone is another one, or unknown, on the node that reads it.
+// A time keeps what it shows, even if its zone differs, or is unknown, on the node that reads it.
 func TestZoneOfAnotherNode(t *testing.T) {
 	at := time.Date(2024, 7, 1, 12, 0, 0, 0, time.UTC)
 	for _, z := range []zone{
@@ -79,7 +79,7 @@ func TestZoneOfAnotherNode(t *testing.T) {
 			t.Errorf("%v: got %v", z, got)
 		}
 	}
-	// Chicago reads as Regina (CST all year) does in winter only; a result has times of both seasons.
+	// Chicago reads as Regina does (CST all year), but only in winter. A result has times of both seasons.
 	regina := newZone("America/Chicago", "CST", -6*3600)
 	for _, at := range []time.Time{at, at.AddDate(0, 6, 0), at} {
 		if abbreviation, offset := regina.show(at).Zone(); abbreviation != "CST" || offset != -6*3600 {
@@ -118,7 +118,9 @@ func TestCorruptBytesAreAnError(t *testing.T) {
 }
 
 func TestCodecRefusesOtherTypes(t *testing.T) {
-	for _, v := range []any{nil, 5, (*result)(nil), &result{}, &result{columns: []string{"a"}, values: []any{make(chan int)}}} {
+	for _, v := range []any{
+		nil, 5, (*result)(nil), &result{}, &result{columns: []string{"a"}, values: []any{make(chan int)}},
+	} {
 		if _, err := (codec{}).Marshal(v); err == nil {
 			t.Errorf("%#v was encoded", v)
 		}

@@ -17,7 +17,7 @@ import (
 	"github.com/refill-go/refill/middleware/sqlxrefill"
 )
 
-// seen is a Scanner that remembers what it got, the type included.
+// seen is a Scanner that remembers what it got, with its type.
 type seen struct{ Got string }
 
 func (s *seen) Scan(src any) error {
@@ -25,10 +25,10 @@ func (s *seen) Scan(src any) error {
 	return nil
 }
 
-// refusing is a Scanner that never likes what it gets.
+// refusing is a Scanner that refuses every value.
 type refusing struct{}
 
-func (*refusing) Scan(src any) error { return fmt.Errorf("no %T, please", src) }
+func (*refusing) Scan(src any) error { return fmt.Errorf("refused a %T", src) }
 
 type base struct {
 	A int
@@ -66,7 +66,7 @@ type Outer struct {
 	Inner struct{ C any } `db:"inner"`
 }
 
-// tables are what the database answers, one of every shape and type that drivers return.
+// tables are the answers of the database, one of every shape and type that drivers return.
 func tables() map[string]*table {
 	berlin, _ := time.LoadLocation("Europe/Berlin")
 	at := time.Date(2024, 7, 1, 12, 30, 0, 123456789, time.UTC)
@@ -115,15 +115,16 @@ func tables() map[string]*table {
 
 		"three":   three("c", vs{int64(1), "one", true}, vs{int64(2), "two", false}),
 		"inner":   three("inner.c", vs{int64(1), "x", 2.5}),
-		"unknown": three("nobody", vs{int64(1), "one", true}),
+		"unknown": three("extra", vs{int64(1), "one", true}),
 	}
 }
 
-// dests are where results are scanned to: pointers for Get, and pointers to slices for Select, some of them filled.
+// dests are the destinations of scans: pointers for Get, pointers to slices for Select, some of them filled.
 func dests() map[string]func() any {
 	text := "was"
 	return map[string]func() any{
-		"int": to[int], "int8": to[int8], "int64": to[int64], "uint": to[uint], "float32": to[float32], "float64": to[float64],
+		"int": to[int], "int8": to[int8], "int64": to[int64], "uint": to[uint],
+		"float32": to[float32], "float64": to[float64],
 		"string": to[string], "bool": to[bool], "bytes": to[[]byte], "raw": to[sql.RawBytes], "any": to[any],
 		"time": to[time.Time], "named": to[time.Duration], "*int": to[*int], "*string": to[*string], "**string": to[**string],
 		"NullString": to[sql.NullString], "NullInt64": to[sql.NullInt64], "NullTime": to[sql.NullTime],
@@ -151,7 +152,8 @@ func dests() map[string]func() any {
 
 func to[T any]() any { return new(T) }
 
-// Every result into every dest, by sqlx alone and through the cache, twice: the same values, and the same errors.
+// Every result is scanned into every dest, once by sqlx alone and twice through the cache: the values and the errors
+// are the same.
 func TestSameAsSqlx(t *testing.T) {
 	for _, db := range []struct {
 		name string
@@ -205,7 +207,7 @@ func compare(t *testing.T, what string, fresh func() any, plain, ours read) {
 	}
 }
 
-// caught runs f; sqlx panics at a few dests, and then so may we.
+// caught runs r. sqlx panics at a few dests, and then so may we.
 func caught(r read, dest any) (panicked any, err error) {
 	defer func() { panicked = recover() }()
 	return nil, r(context.Background(), dest, "q")
@@ -218,7 +220,7 @@ func show(v any) string {
 	return fmt.Sprintf("%#v", v)
 }
 
-// An empty result: a list is empty, a Get says sql.ErrNoRows.
+// With an empty result, a Select returns an empty list, and a Get returns sql.ErrNoRows.
 func TestNoRowsAsSqlx(t *testing.T) {
 	s := always(&table{columns: []string{"a", "b"}})
 	plain := s.open(t)
@@ -230,7 +232,7 @@ func TestNoRowsAsSqlx(t *testing.T) {
 	for _, dest := range []string{"[]row", "[]*row", "[]nullRow", "filled slice", "[]int"} {
 		compare(t, "Select "+dest, dests()[dest], plain.SelectContext, ours.SelectContext)
 	}
-	// Where we differ, and say so: an absence has no columns to compare with dest.
+	// A documented difference: an absence has no columns to compare with dest.
 	var wrong struct{ X int }
 	if err := ours.GetContext(ctx, &wrong, "q"); !errors.Is(err, sql.ErrNoRows) {
 		t.Errorf("Get of no row into a dest that does not fit: %v", err)

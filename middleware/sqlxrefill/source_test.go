@@ -15,7 +15,7 @@ import (
 	"github.com/refill-go/refill/middleware/sqlxrefill"
 )
 
-// source is a database in memory for these tests: it answers each query with what answer says, and counts them.
+// source is an in-memory database for these tests. It answers each query with what answer says, and counts the queries.
 type source struct {
 	answer func(query string, args []driver.NamedValue) (*table, error)
 	takes  time.Duration // per query, or until its ctx ends
@@ -37,7 +37,7 @@ func always(t *table) *source {
 	return &source{answer: func(string, []driver.NamedValue) (*table, error) { return t, nil }}
 }
 
-// open returns a database over s that the test closes at its end.
+// open returns a database over s, which is closed at the end of the test.
 func (s *source) open(t testing.TB) *sqlx.DB {
 	db := sqlx.NewDb(sql.OpenDB(s), "fake")
 	t.Cleanup(func() { db.Close() })
@@ -106,7 +106,8 @@ func (r *tableRows) Next(dest []driver.Value) error {
 	return nil
 }
 
-// cached returns a DB over s that the test closes at its end. A cfg without a TTL gets a minute, without jitter.
+// cached returns a DB over s, which is closed at the end of the test. A cfg without a TTL gets a minute, without
+// jitter.
 func cached(t testing.TB, s *source, cfg sqlxrefill.Config) *sqlxrefill.DB {
 	return cachedOver(t, s.open(t), cfg)
 }

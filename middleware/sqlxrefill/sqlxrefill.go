@@ -1,6 +1,6 @@
-// Package sqlxrefill is a caching form of the reads of github.com/jmoiron/sqlx: [DB.GetContext] and [DB.SelectContext]
-// with sqlx's own signatures, on top of package refill. When a hot query's result expires, one caller of one node runs
-// the query again; everybody else gets the stale result or waits for that one.
+// Package sqlxrefill caches the reads of github.com/jmoiron/sqlx. It has [DB.GetContext] and [DB.SelectContext] with
+// sqlx's own signatures, on top of package refill. When the result of a hot query expires, one caller on one node runs
+// the query again. All other callers get the stale result or wait for that query.
 //
 //	users, err := sqlxrefill.New(db, sqlxrefill.Config{
 //		Name:   "users",
@@ -9,18 +9,18 @@
 //	var u User
 //	err = users.GetContext(ctx, &u, `SELECT * FROM users WHERE id = $1`, 42)
 //
-// What is cached is the result as the driver returned it, not the struct. Every call scans it anew with sqlx itself, so
-// that NULLs, Scanners, db tags, and errors about a dest are sqlx's own, and what a caller gets is its own to change.
+// The cache holds the result as the driver returned it, not the struct. Every call scans it anew with sqlx itself. So
+// NULLs, Scanners, db tags, and errors about a dest are sqlx's own, and a caller may change what it gets.
 //
-// # What to mind
+// # Limits
 //
-// The key of a result is the query's text and its arguments, and nothing else. A result that depends on more than them
-// must not be read through this package: on the current user or role (row-level security), on session settings such
-// as search_path or the time zone, on the time, on random numbers, on the transaction or its isolation.
+// The key of a result is the query's text and its arguments, and nothing else. Do not read a result through this
+// package if it depends on more: on the current user or role (row-level security), on session settings such as
+// search_path or the time zone, on the time, on random numbers, on the transaction or its isolation.
 //
-// So never read through it inside a transaction, and never what a transaction will decide upon: a result is up to TTL
-// old, and with StaleFor as old as both together. Use [DB.DB] for transactions, writes and all other reads. A statement
-// that writes and returns rows (INSERT … RETURNING) would write only when nothing is cached.
+// So never use it inside a transaction, and never for data that a transaction bases a decision on: a result is up to
+// TTL old, and up to TTL + StaleFor with StaleFor. Use [DB.DB] for transactions, writes and all other reads. A
+// statement that writes and returns rows (INSERT … RETURNING) would write only when nothing is cached.
 //
 // Call [DB.Invalidate] after the transaction is committed, not inside it: a load that begins between the two would read
 // the old rows and keep them.
@@ -39,25 +39,26 @@ import (
 	"github.com/refill-go/refill"
 )
 
-// Config is how a [DB] caches. TTL, of the embedded refill.Config, is required.
+// Config configures a [DB]. TTL, a field of the embedded refill.Config, is required.
 type Config struct {
-	// Config is that of the Loader underneath: how long results live, and which store the fleet shares. Codec must be
-	// nil, see WrapCodec. An absent row (sql.ErrNoRows of GetContext) lives for NotFoundTTL; an empty result of SelectContext is a
-	// result, and lives for TTL.
+	// Config configures the Loader underneath: how long results live, and which store the fleet shares. Codec must be nil,
+	// see WrapCodec. An absent row (sql.ErrNoRows of GetContext) lives for NotFoundTTL. An empty result of SelectContext
+	// is a result, and lives for TTL.
 	refill.Config
 
-	// Name stands in front of the keys in the shared store and in events. Default "sql". Two databases that share
-	// a store need two names: the same query has the same key in both. Letters, digits, '.', '_' and '-', at most 64 bytes.
+	// Name precedes the keys in the shared store and appears in events. Default "sql". Two databases that share a store
+	// need two names, because the same query has the same key in both. Letters, digits, '.', '_' and '-', at most 64
+	// bytes.
 	Name string
 
-	// MaxBytes bounds the results that are kept, in encoded bytes (about the size of their text). A larger one
-	// goes to the callers that wait for it in this process and is kept nowhere, so that each further call queries the
-	// database, one at a time in the fleet. Default 1 MiB. Negative: no bound.
+	// MaxBytes limits the results that are stored, in encoded bytes (about the size of their text). A larger one goes only
+	// to the callers in this process that wait for it, so later calls query the database again. See refill.Fill.NoStore.
+	// Default 1 MiB. Negative: no limit.
 	MaxBytes int
 
-	// WrapCodec, if it is not nil, is given the encoding of results and returns the one to use: to compress what stands in
-	// the shared store. Another one makes misses of what is stored, as any change of a codec does. MaxBytes is of what is
-	// compressed.
+	// WrapCodec, if it is not nil, gets the encoding of results and returns the one to use, for instance to compress what
+	// the shared store holds. A new encoding makes misses of what is stored, as any change of a codec does. MaxBytes
+	// counts bytes before compression.
 	//
 	//	WrapCodec: func(c refill.Codec) refill.Codec { return codec.Compress(c, 4<<10) }
 	WrapCodec func(refill.Codec) refill.Codec
@@ -73,19 +74,19 @@ type DB struct {
 	source *sqlx.DB
 	loader *refill.Loader[*result]
 	replay *replayer
-	most   int // MaxBytes; negative = no bound
+	most   int // MaxBytes; negative = no limit
 	closed atomic.Bool
 }
 
-// New returns a DB that caches what it reads from db. It copies db's Mapper and its Unsafe setting: make changes to them
-// before. db stays the caller's, to use and to close. An error wraps refill.ErrInvalid and names what is wrong. End
-// it with [DB.Close].
+// New returns a DB that caches what it reads from db. It copies db's Mapper and its Unsafe setting, so change these
+// before. db remains the caller's, to use and to close. An error wraps refill.ErrInvalid and names the invalid input.
+// Call [DB.Close] when the DB is no longer needed.
 func New(db *sqlx.DB, cfg Config) (*DB, error) {
 	if db == nil || db.DB == nil {
 		return nil, invalid("db", "nil")
 	}
 	if cfg.Codec != nil {
-		return nil, invalid("Codec", "must be nil, results have an encoding of their own")
+		return nil, invalid("Codec", "must be nil: results have an encoding of their own")
 	}
 	if cfg.Name == "" {
 		cfg.Name = defaultName
@@ -107,23 +108,24 @@ func New(db *sqlx.DB, cfg Config) (*DB, error) {
 	return &DB{source: db, loader: loader, replay: newReplayer(db), most: cfg.MaxBytes}, nil
 }
 
-// DB returns the database without the cache: for writes, transactions, and whatever must be up to date.
+// DB returns the database without the cache, for writes, transactions and reads that must be up to date.
 func (db *DB) DB() *sqlx.DB { return db.source }
 
-// GetContext is sqlx's GetContext out of the cache: it scans the first row of the query into dest. Where there is none it
-// returns sql.ErrNoRows and leaves dest as it was, whether it would fit or not.
+// GetContext is sqlx's GetContext with a cache: it scans the first row of the query into dest. If there is no row, it
+// returns sql.ErrNoRows and leaves dest as it was, even if dest does not fit the columns.
 //
-// The query runs for all who want its result, so it ends with the last of their contexts, not with the first, and at
-// LoadTimeout; this call ends with its own. When the query fails, the error is a *refill.LoadError. Those who waited for the
-// query in this process find the driver's own error in it with errors.Is and errors.As; on other nodes, and for all further
-// calls until ErrorTTL is over, its text is left. An error that wraps refill.ErrInvalid names the query, argument or
-// column that is at fault: trying again does not help. ErrClosed and ErrOverloaded are as in package refill.
+// The query runs for all callers that want its result. So it ends with the last of their contexts, not with the first,
+// and at LoadTimeout. This call ends with its own context. When the query fails, the error is a *refill.LoadError.
+// Callers in this process that waited for the query find the driver's own error in it with errors.Is and errors.As.
+// Callers on other nodes, and all later calls within ErrorTTL, get only its text. An error that wraps refill.ErrInvalid
+// names the query, argument or column that is at fault; a retry does not help. ErrClosed and ErrOverloaded are as in
+// package refill.
 //
-// Arguments are made into driver values as database/sql does by default, here and now: the driver gets what the key was
-// made of. So a type that only the driver knows is an error, or reaches it as the basic type that it is made of.
+// Arguments are converted to driver values as database/sql does by default, at once: the driver gets exactly what is in
+// the key. So a type that only the driver knows is an error, or reaches the driver as its underlying basic type.
 func (db *DB) GetContext(ctx context.Context, dest any, query string, args ...any) error {
 	if !pointsTo(dest, reflect.Invalid) {
-		return db.orClosed(db.replay.get(dest, new(result))) // for sqlx's own error, before there is a load
+		return db.orClosed(db.replay.get(dest, new(result))) // sqlx's own error, without a load
 	}
 	r, err := db.fetch(ctx, firstRow, query, args)
 	if errors.Is(err, refill.ErrNotFound) {
@@ -135,11 +137,11 @@ func (db *DB) GetContext(ctx context.Context, dest any, query string, args ...an
 	return db.orClosed(db.replay.get(dest, r))
 }
 
-// SelectContext is sqlx's SelectContext out of the cache: it scans all rows of the query into the slice that dest points
-// to. What is said of [DB.GetContext] holds for it, too; but no rows are no error.
+// SelectContext is sqlx's SelectContext with a cache: it scans all rows of the query into the slice that dest points
+// to. What [DB.GetContext] says also holds here, except that an empty result is no error.
 func (db *DB) SelectContext(ctx context.Context, dest any, query string, args ...any) error {
 	if !pointsTo(dest, reflect.Slice) {
-		return db.orClosed(db.replay.all(dest, new(result))) // as above
+		return db.orClosed(db.replay.all(dest, new(result))) // as in GetContext
 	}
 	r, err := db.fetch(ctx, allRows, query, args)
 	if err != nil {
@@ -148,28 +150,31 @@ func (db *DB) SelectContext(ctx context.Context, dest any, query string, args ..
 	return db.orClosed(db.replay.all(dest, r))
 }
 
-// Invalidate drops the results of this query with these arguments, of GetContext and SelectContext both, on all nodes. When
-// it has returned, no query that began before is served as fresh. Give it the very text and values that the reads have:
-// 5 and int64(5) are the same, 5 and "5" are not, nor are the same moments in two time zones.
+// Invalidate removes the results of this query with these arguments, for both GetContext and SelectContext, on all
+// nodes. When it has returned nil, no query that began before is served as fresh. Pass the same text and values as the
+// reads: 5 and int64(5) are the same, 5 and "5" are not, nor is one moment in two time zones.
 //
-// Call it after the transaction that changed the rows is committed. An error means that the shared store was not reached:
-// see refill.Loader.Invalidate for what happens then.
+// Call Invalidate after the transaction that changed the rows is committed. An error means that the shared store was
+// not reached: see refill.Loader.Invalidate for what happens then.
 func (db *DB) Invalidate(ctx context.Context, query string, args ...any) error {
-	return db.void(ctx, db.loader.Invalidate, query, args)
+	return db.forBoth(ctx, db.loader.Invalidate, query, args)
 }
 
-// Expire marks the same results as Invalidate as old: within StaleFor they are still served while one node runs the query
-// again.
+// Expire marks the same results as Invalidate as stale: within StaleFor they are still served, while one node runs the
+// query again.
 func (db *DB) Expire(ctx context.Context, query string, args ...any) error {
-	return db.void(ctx, db.loader.Expire, query, args)
+	return db.forBoth(ctx, db.loader.Expire, query, args)
 }
 
-func (db *DB) void(ctx context.Context, how func(context.Context, ...string) error, query string, args []any) error {
+// forBoth calls do with the keys of a query for GetContext and SelectContext.
+func (db *DB) forBoth(
+	ctx context.Context, do func(context.Context, ...string) error, query string, args []any,
+) error {
 	q, err := newRequest(query, args)
 	if err != nil {
 		return err
 	}
-	return how(ctx, q.key(firstRow), q.key(allRows))
+	return do(ctx, q.key(firstRow), q.key(allRows))
 }
 
 // Close ends the cache: later calls return refill.ErrClosed. It waits for queries that callers wait for; see
@@ -180,7 +185,7 @@ func (db *DB) Close() error {
 	return errors.Join(err, db.replay.close())
 }
 
-// orClosed is for a call that scans when Close came before it, or between its load and its scan.
+// orClosed replaces the error of a scan if Close came before the call, or between its load and its scan.
 func (db *DB) orClosed(err error) error {
 	if err != nil && db.closed.Load() {
 		return refill.ErrClosed
@@ -188,7 +193,7 @@ func (db *DB) orClosed(err error) error {
 	return err
 }
 
-// fetch returns the result of a query out of the cache. It is shared, and read-only.
+// fetch returns the result of a query from the cache. It is shared, and read-only.
 func (db *DB) fetch(ctx context.Context, rows span, query string, args []any) (*result, error) {
 	q, err := newRequest(query, args)
 	if err != nil {
@@ -199,7 +204,8 @@ func (db *DB) fetch(ctx context.Context, rows span, query string, args []any) (*
 	})
 }
 
-// load runs the query. It may do so after its caller has gone, and for others: q is a copy of all that the caller gave.
+// load runs the query. It may do so after its caller has gone, and for other callers: q is a copy of all that the
+// caller passed.
 func (db *DB) load(ctx context.Context, rows span, q *request) (*result, error) {
 	found, err := db.source.QueryContext(ctx, q.query, q.args...)
 	if err != nil {
@@ -212,7 +218,7 @@ func (db *DB) load(ctx context.Context, rows span, q *request) (*result, error) 
 	}
 	if rows == firstRow {
 		if err := found.Close(); err != nil {
-			return nil, err // as sqlx: what comes after the row can fail, too
+			return nil, err // as in sqlx: what follows the row can also fail
 		}
 		if len(r.values) == 0 {
 			return nil, errNoRow
@@ -224,10 +230,10 @@ func (db *DB) load(ctx context.Context, rows span, q *request) (*result, error) 
 	return r, nil
 }
 
-// errNoRow makes refill keep the absence.
+// errNoRow makes refill cache the absence.
 var errNoRow = fmt.Errorf("%w: the query returned no row", refill.ErrNotFound)
 
-// pointsTo reports whether dest is a pointer that is not nil, to something of that kind (Invalid = of any).
+// pointsTo reports whether dest is a non-nil pointer to a value of this kind (Invalid = any kind).
 func pointsTo(dest any, kind reflect.Kind) bool {
 	v := reflect.ValueOf(dest)
 	if v.Kind() != reflect.Pointer || v.IsNil() {
@@ -236,7 +242,7 @@ func pointsTo(dest any, kind reflect.Kind) bool {
 	return kind == reflect.Invalid || v.Type().Elem().Kind() == kind
 }
 
-// invalid makes an error about an input; what names it.
+// invalid returns an error about an input; what names the input.
 func invalid(what, format string, args ...any) error {
 	return fmt.Errorf("%w: %s: %s", refill.ErrInvalid, what, fmt.Sprintf(format, args...))
 }

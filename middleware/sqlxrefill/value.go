@@ -10,8 +10,9 @@ import (
 	"time"
 )
 
-// What drivers return, one tag per Go type: a Scanner or a dest of type any sees the type, so it must survive. The first
-// group is what database/sql/driver asks of drivers, the second what some return nevertheless.
+// Drivers return values of these types. Each Go type has a tag, because a Scanner, or a dest of type any, sees the
+// type. database/sql/driver asks drivers for the types of the first group; some drivers also return those of the
+// second.
 const (
 	tagNil byte = iota
 	tagFalse
@@ -36,8 +37,8 @@ const (
 	tagFloat32
 )
 
-// appendValue appends a driver value. What it appends is one to one, and never the beginning of another's: keys are made of
-// it, too.
+// appendValue appends a driver value. The encoding is one to one, and none is a prefix of another: keys are made of it
+// as well.
 func appendValue(b []byte, v any) ([]byte, error) {
 	switch v := v.(type) {
 	case nil:
@@ -92,7 +93,7 @@ func appendInteger(b []byte, v any) ([]byte, error) {
 
 const nameOfLocal = "Local"
 
-// appendTime appends a time with its zone: a caller that adds a day to it, or formats it, must not be able to tell.
+// appendTime appends a time with its zone. A caller that adds a day to the time, or formats it, must see no difference.
 func appendTime(b []byte, t time.Time) []byte {
 	tag := tagTime
 	if t.Location() == time.UTC {
@@ -105,7 +106,7 @@ func appendTime(b []byte, t time.Time) []byte {
 	}
 	name := t.Location().String()
 	if t.Location() == time.Local {
-		name = nameOfLocal // with TZ set, it is called after that
+		name = nameOfLocal // with TZ set, the location has that name
 	}
 	zone, offset := t.Zone()
 	b = appendString(appendString(b, name), zone)
@@ -117,15 +118,16 @@ func appendUint(b []byte, n int) []byte      { return binary.AppendUvarint(b, ui
 
 var errNotResult = errors.New("sqlxrefill: not an encoded result")
 
-// cursor reads values off the front of b. Past the end, or at what it does not know, it goes bad, and then reads zeros.
+// cursor reads values off the front of b. Past the end, or at an unknown tag, it becomes bad; from then on it reads
+// zeros.
 type cursor struct {
 	b   []byte
 	bad bool
 
-	zone zone // of the last time: those of one result tend to share it
+	zone zone // of the last time: the times of one result often share it
 }
 
-// zone is how a time reads, and where that is found on this node.
+// zone is how a time reads, and the locations for that on this node.
 type zone struct {
 	name, abbreviation string
 	offset             int64
@@ -168,8 +170,8 @@ func (c *cursor) int() int64 {
 	return v
 }
 
-// count reads how many things of at least that many bytes follow. It cannot be more than there is room for, so that a bad
-// number does not ask for the memory of the machine.
+// count reads how many items of at least size bytes follow. There cannot be more than b has room for, so a bad number
+// does not allocate the memory of the machine.
 func (c *cursor) count(size int) int {
 	n := c.uint()
 	if n > uint64(len(c.b)/size) {
@@ -244,7 +246,7 @@ func (c *cursor) integer(tag byte) any {
 	return nil
 }
 
-// narrow returns n as a T, which it must fit: an int of another node may be wider than here.
+// narrow returns n as a T. n must fit: an int of another node may be wider than here.
 func narrow[T int | int8 | int16 | int32 | uint | uint8 | uint16 | uint32, N int64 | uint64](c *cursor, n N) T {
 	if N(T(n)) != n {
 		c.fail()
@@ -277,8 +279,8 @@ func newZone(name, abbreviation string, offset int64) zone {
 	return zone{name, abbreviation, offset, knownZone(name), time.FixedZone(abbreviation, int(offset))}
 }
 
-// show makes t read as it did. This node may not know the zone, or have another one as its Local, or other rules for it: then
-// the offset as it was is what counts.
+// show makes t read as it did. This node may not know the zone, may have another Local, or may have other rules for the
+// zone. Then the encoded abbreviation and offset count.
 func (z *zone) show(t time.Time) time.Time {
 	if z.known != nil {
 		in := t.In(z.known)
@@ -292,8 +294,8 @@ func (z *zone) show(t time.Time) time.Time {
 // zones holds the locations that were loaded from disk, by name. The tz database bounds it.
 var zones sync.Map
 
-// knownZone returns nil for a name that says nothing. Those without a slash are what drivers call fixed offsets ("", "CET"):
-// the tz database has a few of them, too, with summer time.
+// knownZone returns nil for a name that identifies no zone. Names without a slash are what drivers call fixed offsets
+// ("", "CET"). The tz database has a few of these names as well, but with summer time.
 func knownZone(name string) *time.Location {
 	if name == nameOfLocal {
 		return time.Local

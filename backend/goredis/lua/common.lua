@@ -1,7 +1,7 @@
--- Stands before every script. The scripts read with MGET, which answers nil for a key of a foreign type, too: such a key
--- counts as absent, and a plain SET or DEL removes it.
+-- This file precedes every script. The scripts read with MGET, which also answers nil for a key of a foreign type. Such
+-- a key counts as absent, and a plain SET or DEL removes it.
 
--- token_of is refill.RecordToken.
+-- token_of does what driver.RecordToken does.
 local function token_of(record)
   if #record < 16 or string.sub(record, 1, 3) ~= 'RF1' then return '' end
   local n = string.byte(record, 16)
@@ -9,22 +9,22 @@ local function token_of(record)
   return string.sub(record, 17, 16 + n)
 end
 
--- announce publishes a note in the format that note.go describes.
+-- announce publishes an announcement in the format that announcement.go describes.
 local function announce(channel, kind, token, replaced, key, rest)
   local head = 'RN1 ' .. kind .. ' ' .. #token .. ' ' .. #replaced .. ' ' .. #key .. ' '
   redis.call('PUBLISH', channel, head .. token .. replaced .. key .. rest)
 end
 
--- micros is the server's clock. Moments in microseconds are exact as Lua's numbers, and are written with %.0f: tostring
--- rounds them.
+-- micros returns the server's clock in microseconds. Lua's numbers hold such moments exactly. They are written with
+-- %.0f, because tostring rounds them.
 local function micros()
   local now = redis.call('TIME')
   return now[1] * 1000000 + now[2]
 end
 
--- mark_of reads the mark of a tag: when it was invalidated and expired, and its life in ms; or nothing where there is none,
--- none that parseMark of tag.go would take, or one without an end.
-local function mark_of(key)
+-- tag_state_of reads the state of a tag: when it was invalidated, when it was expired, and its life in ms. It returns
+-- nothing if there is none, if parseTagState of tag.go would not accept it, or if it has no end.
+local function tag_state_of(key)
   local there = redis.call('MGET', key)[1] or ''
   local invalidated, expired = string.match(there, '^(%d+) (%d+)$')
   if not invalidated then return nil end
@@ -35,12 +35,12 @@ local function mark_of(key)
   return invalidated, expired, left
 end
 
-local function set_mark(key, invalidated, expired, life)
+local function set_tag_state(key, invalidated, expired, life)
   redis.call('SET', key, string.format('%.0f %.0f', invalidated, expired), 'PX', string.format('%.0f', life))
 end
 
--- holder_of reads a lease: whose it is, or '!' and the failure of a back-off, or nil for none; and whether somebody waits for
--- the holder, as a '+' behind its token says.
+-- holder_of reads a lease. It returns the holder's token, or '!' and the failure of a back-off, or nil for none. It
+-- also returns whether a caller waits for the holder: then a '+' follows the token.
 local function holder_of(lease)
   if not lease or lease == '' then return nil, false end
   if string.sub(lease, 1, 1) == '!' or string.sub(lease, -1) ~= '+' then return lease, false end
@@ -49,12 +49,13 @@ local function holder_of(lease)
   return token, true
 end
 
--- claim_of reads a claim, 'token@seconds.microseconds': whose it is, and when it was taken.
+-- claim_of reads a claim, 'token@seconds.microseconds': the claimant's token, and when the claim was taken.
 local function claim_of(claim)
   return string.match(claim or '', '^(.*)@(%d+)%.(%d+)$')
 end
 
--- free deletes lease and claim, each if it is the token's. Answers whether one was, and whose the lease was.
+-- free deletes lease and claim, each if it belongs to the token. It returns whether one did, and the holder of the
+-- lease.
 local function free(lease, claim, token)
   local there, mine = redis.call('MGET', lease, claim), {}
   local holder = holder_of(there[1])

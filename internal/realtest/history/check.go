@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Limits is what the Loaders of a history were set to, as refill.Config has it.
+// Limits are the settings of the Loaders of a history, named as in refill.Config.
 type Limits struct {
 	TTL, StaleFor, StaleIfError, LocalTTL, LockTTL, StoreTimeout time.Duration
 	LoadTimeout, ErrorTTL, NotFoundTTL                           time.Duration
@@ -17,19 +17,19 @@ type Limits struct {
 	MaxLoads                                                     int
 }
 
-// What a busy machine is granted. Where a process did not run for longer, there is a Gap.
+// Tolerances for a busy machine. A longer pause of a process is in the history as a Gap.
 const (
-	slack    = 60 * time.Millisecond  // between two steps of a process that follow each other
-	push     = 150 * time.Millisecond // from the end of an Invalidate to the memory of another node
+	slack    = 60 * time.Millisecond  // between two consecutive steps of a process
+	announce = 150 * time.Millisecond // from the end of an Invalidate to the L1 of another node
 	grace    = time.Second            // after a fault, until all connections and the subscription are back
-	gapGrace = 300 * time.Millisecond // after a Gap: a lease may have been lost by it
+	gapGrace = 300 * time.Millisecond // after a Gap, which may have cost a lease
 )
 
-// Violation is a promise that a history breaks.
+// Violation is a broken promise.
 type Violation struct {
 	Rule   string // as in rules.go
 	Text   string
-	Events []Event // the guilty ones first
+	Events []Event // the one that breaks the promise comes first
 	At     int64
 }
 
@@ -40,42 +40,44 @@ type Report struct {
 	start      int64
 }
 
-// Stats is what happened in a history.
+// Stats counts what happened in a history.
 type Stats struct {
-	Gets, Loads, Voids, Refreshes, Samples int
-	Outcomes, Faults, Notes, Errors        map[string]int
-	Doubles                                int // loads that ran beside another one of the key, under faults
-	Judged                                 int // loads for which G1 could be checked
-	Takeovers                              int // processes stopped in the middle of a load, and nothing else wrong
-	Gaps                                   int
-	Healthy                                float64 // share of the time when G1 was checked
-	MaxGet                                 time.Duration
-	Length                                 time.Duration
+	Gets, Loads, Invalidations, Refreshes, Samples int
+	Outcomes, Faults, Events, Errors               map[string]int
+	Overlaps                                       int // loads that ran at the same time as another load of the key
+	Judged                                         int // loads for which G1 could be checked
+	Takeovers                                      int // processes stopped during a load, without any other fault
+	Gaps                                           int
+	Healthy                                        float64 // share of the time in which G1 was checked
+	MaxGet                                         time.Duration
+	Length                                         time.Duration
 }
 
-// span is a time in which something was wrong with a node, with all nodes if it has no name.
+// span is a time in which something was wrong with a node, or with all nodes if node is empty.
 type span struct {
 	node       string
 	begin, end int64 // end includes the grace
-	raw        int64 // end without it
+	raw        int64 // end without the grace
 	op         string
 }
 
-// checker is a history in the order that the rules want.
+// checker is a history, sorted for the rules.
 type checker struct {
 	Limits
 	report    Report
-	gets      []Event // by begin
-	loads     map[string][]Event
+	gets      []Event            // sorted by Begin
+	loads     map[string][]Event // by key, sorted by Begin
 	load      map[loadID]Event
-	voids     map[string][]Event // by end; one that failed counts to the end of its tries, and has Err
-	retried   []Event            // those that failed, and were carried out later: their End
-	refreshes map[string][]Event
-	notes     map[string][]Event // by "process key name"
+	refreshes map[string][]Event // by key, sorted by Begin
+	reported  map[string][]Event // what OnEvent was called with, by "process key kind"
 	samples   []Event
 	wrong     []span
-	died      map[string]int64 // when a process was killed
-	stop      int64            // of the run
+	killed    map[string]int64 // when a process was killed
+	stop      int64            // the end of the run
+
+	// invalidations by key, sorted by End. One that failed lasts until its last retry, and has Err.
+	invalidations map[string][]Event
+	retried       []Event // invalidations that failed and succeeded at a retry, which is their End
 }
 
 type loadID struct {
@@ -83,15 +85,15 @@ type loadID struct {
 	id      int64
 }
 
-// Check looks for what the promises exclude.
+// Check returns every broken promise of a history.
 func Check(events []Event, limits Limits) Report {
 	c := &checker{
-		Limits: limits, loads: map[string][]Event{}, load: map[loadID]Event{}, voids: map[string][]Event{},
-		refreshes: map[string][]Event{}, notes: map[string][]Event{}, died: map[string]int64{},
+		Limits: limits, loads: map[string][]Event{}, load: map[loadID]Event{}, invalidations: map[string][]Event{},
+		refreshes: map[string][]Event{}, reported: map[string][]Event{}, killed: map[string]int64{},
 	}
 	c.report.start = math.MaxInt64
 	s := &c.report.Stats
-	s.Outcomes, s.Faults, s.Notes, s.Errors = map[string]int{}, map[string]int{}, map[string]int{}, map[string]int{}
+	s.Outcomes, s.Faults, s.Events, s.Errors = map[string]int{}, map[string]int{}, map[string]int{}, map[string]int{}
 	for _, e := range events {
 		c.report.start = min(c.report.start, e.Begin)
 		c.stop = max(c.stop, e.Begin, e.End)
@@ -109,7 +111,7 @@ func Check(events []Event, limits Limits) Report {
 	return c.report
 }
 
-// add puts an event where it belongs.
+// add adds an event to the lists of the checker.
 func (c *checker) add(e Event) {
 	s := &c.report.Stats
 	switch e.Kind {
@@ -125,22 +127,23 @@ func (c *checker) add(e Event) {
 		s.Loads++
 		c.loads[e.Key] = append(c.loads[e.Key], e)
 		c.load[loadID{e.Process, e.ID}] = e
-	case Void:
-		s.Voids++
-		c.voids[e.Key] = append(c.voids[e.Key], e)
+	case Invalidation:
+		s.Invalidations++
+		c.invalidations[e.Key] = append(c.invalidations[e.Key], e)
 	case Refresh:
 		s.Refreshes++
 		if e.End == 0 || e.Err != "" {
 			e.End = max(e.End, e.Begin) + int64(c.LoadTimeout)
 		}
 		c.refreshes[e.Key] = append(c.refreshes[e.Key], e)
-	case Note:
-		s.Notes[e.Op]++
+	case OnEvent:
+		s.Events[e.Op]++
 		id := e.Process + " " + e.Key + " " + e.Op
-		c.notes[id] = append(c.notes[id], e)
+		c.reported[id] = append(c.reported[id], e)
 		if e.Op == "store-error" {
-			// Whatever the reason: this node could not reach its store in time, and may have loaded for itself.
-			c.wrong = append(c.wrong, span{node(e.Process), e.Begin - int64(c.StoreTimeout+slack), e.End + int64(push), e.End, e.Op})
+			// Whatever the reason: this node could not reach its store in time, and may have loaded without a lease.
+			begin, end := e.Begin-int64(c.StoreTimeout+slack), e.End+int64(announce)
+			c.wrong = append(c.wrong, span{node(e.Process), begin, end, e.End, e.Op})
 		}
 	case Sample:
 		s.Samples++
@@ -154,7 +157,7 @@ func (c *checker) add(e Event) {
 	}
 }
 
-// fault notes when something was wrong. A kill names the process; what is wrong is the node.
+// fault adds the time of a fault. A kill or freeze names a process; its node is the one with a fault.
 func (c *checker) fault(e Event) {
 	if mild(e.Op) {
 		return
@@ -164,14 +167,14 @@ func (c *checker) fault(e Event) {
 	}
 	c.wrong = append(c.wrong, span{node(e.Process), e.Begin, e.End + int64(grace), e.End, e.Op})
 	if e.Op == FaultKill {
-		c.died[e.Process] = e.Begin
+		c.killed[e.Process] = e.Begin
 	}
 }
 
-// order sorts, and completes what was left open.
+// order sorts all lists, and sets the ends that are unknown.
 func (c *checker) order() {
 	byBegin := func(a, b Event) int { return cmp.Compare(a.Begin, b.Begin) }
-	for _, of := range []map[string][]Event{c.loads, c.refreshes, c.notes} {
+	for _, of := range []map[string][]Event{c.loads, c.refreshes, c.reported} {
 		for _, list := range of {
 			slices.SortFunc(list, byBegin)
 		}
@@ -179,24 +182,24 @@ func (c *checker) order() {
 	slices.SortFunc(c.gets, byBegin)
 	slices.SortFunc(c.samples, byBegin)
 	slices.SortFunc(c.wrong, func(a, b span) int { return cmp.Compare(a.begin, b.begin) })
-	for _, voids := range c.voids {
-		for i := range voids {
-			c.close(&voids[i])
+	for _, list := range c.invalidations {
+		for i := range list {
+			c.close(&list[i])
 		}
-		slices.SortFunc(voids, func(a, b Event) int { return cmp.Compare(a.End, b.End) })
+		slices.SortFunc(list, func(a, b Event) int { return cmp.Compare(a.End, b.End) })
 	}
 	for _, loads := range c.loads {
 		for i, l := range loads {
-			if died, ok := c.died[l.Process]; ok && l.End == 0 {
-				loads[i].End, loads[i].Outcome = max(died, l.Begin), "killed"
+			if killed, ok := c.killed[l.Process]; ok && l.End == 0 {
+				loads[i].End, loads[i].Outcome = max(killed, l.Begin), "killed"
 				c.load[loadID{l.Process, l.ID}] = loads[i]
 			}
 		}
 	}
 }
 
-// close gives an end to a void that failed, or whose process was killed: Redis may carry it out any time later, and
-// the Loader tries it again until it succeeds or the values concerned have died of age.
+// close sets the end of an invalidation that failed, or whose process was killed. Redis may execute it any time later,
+// and the Loader retries it until it succeeds or until the values concerned have expired.
 func (c *checker) close(v *Event) {
 	if v.End != 0 && v.Err == "" {
 		return
@@ -204,13 +207,13 @@ func (c *checker) close(v *Event) {
 	returned := v.End
 	v.Err = ErrStore
 	v.End = max(v.Begin, v.End) + int64(c.TTL+max(c.StaleFor, c.StaleIfError)+c.LoadTimeout+2*time.Second)
-	for _, again := range c.notes[v.Process+" "+v.Key+" void-retried"] {
-		// A try that was under way when this one failed may be that of an earlier one.
-		if returned == 0 || again.Begin < returned+int64(c.StoreTimeout+slack) {
+	for _, retry := range c.reported[v.Process+" "+v.Key+" invalidate-retried"] {
+		// A retry that ran already when this one failed may be that of an earlier invalidation.
+		if returned == 0 || retry.Begin < returned+int64(c.StoreTimeout+slack) {
 			continue
 		}
-		v.End = again.Begin
-		if again.Err == "" {
+		v.End = retry.Begin
+		if retry.Err == "" {
 			done := *v
 			done.Err = ""
 			c.retried = append(c.retried, done)
@@ -219,11 +222,11 @@ func (c *checker) close(v *Event) {
 	}
 }
 
-// healthy says that nothing was wrong with the nodes between the two times; all = true means every node, else those
-// named. Redis is everybody's.
+// healthy reports whether nothing was wrong with these nodes, or with any node if none is named, between the two times.
+// A fault of Redis concerns every node.
 func (c *checker) healthy(from, to int64, nodes ...string) bool { return c.clean(nil, from, to, nodes) }
 
-// clean is healthy, but for spans that except excuses.
+// clean is healthy, without the spans that except returns true for.
 func (c *checker) clean(except func(span) bool, from, to int64, nodes []string) bool {
 	for _, s := range c.wrong {
 		if s.begin > to {
@@ -237,31 +240,33 @@ func (c *checker) clean(except func(span) bool, from, to int64, nodes []string) 
 	return true
 }
 
-// voided says whether something voided the key between the two times, as far as anybody can know.
-func (c *checker) voided(key string, from, to int64) bool { return overlaps(c.voids[key], from, to) }
+// invalidated reports whether an Invalidate or Expire of the key may have taken effect between the two times.
+func (c *checker) invalidated(key string, from, to int64) bool {
+	return overlaps(c.invalidations[key], from, to)
+}
 
 func overlaps(events []Event, from, to int64) bool {
 	return slices.ContainsFunc(events, func(e Event) bool { return e.Begin <= to && e.End >= from })
 }
 
 func (c *checker) healthyShare() float64 {
-	var ill, until int64
-	until = c.report.start
+	var unhealthy int64
+	until := c.report.start
 	for _, s := range c.wrong {
 		begin, end := max(s.begin, until), min(s.end, c.stop)
 		if end > begin {
-			ill += end - begin
+			unhealthy += end - begin
 			until = end
 		}
 	}
-	return 1 - float64(ill)/float64(max(1, c.stop-c.report.start))
+	return 1 - float64(unhealthy)/float64(max(1, c.stop-c.report.start))
 }
 
-func (c *checker) breach(rule string, at int64, text string, events ...Event) {
+func (c *checker) violate(rule string, at int64, text string, events ...Event) {
 	c.report.Violations = append(c.report.Violations, Violation{rule, text, events, at})
 }
 
-// String tells the violation, and when in the run it was.
+// String describes the first ten violations, and when in the run each occurred.
 func (r Report) String() string {
 	var b strings.Builder
 	for i, v := range r.Violations {
@@ -277,7 +282,7 @@ func (r Report) String() string {
 	return b.String()
 }
 
-// Around shows what happened to the key of a violation shortly before it, without the Gets that hit.
+// Around lists what happened to the key of a violation shortly before it, without Gets that were answered by L1.
 func (r Report) Around(events []Event, v Violation, before time.Duration) string {
 	key := ""
 	if len(v.Events) > 0 {
@@ -287,8 +292,8 @@ func (r Report) Around(events []Event, v Violation, before time.Duration) string
 	for _, e := range events {
 		ends := max(e.Begin, e.End)
 		concerns := e.Key == key || e.Kind == Fault || e.Kind == Gap
-		dull := e.Kind == Get && e.Err == "" && (e.Outcome == "hit" || e.Outcome == "stale" || e.Outcome == "")
-		if concerns && !dull && ends >= v.At-int64(before) && e.Begin <= v.At+int64(100*time.Millisecond) {
+		fromL1 := e.Kind == Get && e.Err == "" && (e.Outcome == "hit" || e.Outcome == "stale" || e.Outcome == "")
+		if concerns && !fromL1 && ends >= v.At-int64(before) && e.Begin <= v.At+int64(100*time.Millisecond) {
 			near = append(near, e)
 		}
 	}
@@ -300,36 +305,37 @@ func (r Report) Around(events []Event, v Violation, before time.Duration) string
 	return b.String()
 }
 
-// String is one line.
+// String formats the counts as one line.
 func (s Stats) String() string {
-	return fmt.Sprintf("%d Gets %v errors %v, %d loads (G1 checked for %d; %d beside another under faults), %d takeovers, %d voids, %d refreshes, %d store changes seen, "+
-		"faults %v, notes %v, %d gaps, %.0f %% of %v healthy, longest Get %v",
-		s.Gets, s.Outcomes, s.Errors, s.Loads, s.Judged, s.Doubles, s.Takeovers, s.Voids, s.Refreshes, s.Samples,
-		s.Faults, s.Notes, s.Gaps, 100*s.Healthy, s.Length.Round(time.Millisecond), s.MaxGet.Round(time.Millisecond))
+	return fmt.Sprintf("%d Gets %v errors %v, %d loads (G1 checked for %d; %d overlapped another load, under faults), "+
+		"%d takeovers, %d invalidations, %d refreshes, %d store changes seen, "+
+		"faults %v, events %v, %d gaps, %.0f %% of %v healthy, longest Get %v",
+		s.Gets, s.Outcomes, s.Errors, s.Loads, s.Judged, s.Overlaps, s.Takeovers, s.Invalidations, s.Refreshes, s.Samples,
+		s.Faults, s.Events, s.Gaps, 100*s.Healthy, s.Length.Round(time.Millisecond), s.MaxGet.Round(time.Millisecond))
 }
 
-// Summary is what happened in some runs, in one line.
+// Summary describes several runs in one line.
 func Summary(all []Stats) string {
 	var sum Stats
-	faults, refused := 0, 0
+	faults, rejected := 0, 0
 	for _, s := range all {
 		sum.Gets += s.Gets
 		sum.Loads += s.Loads
-		sum.Doubles += s.Doubles
+		sum.Overlaps += s.Overlaps
 		sum.Judged += s.Judged
-		sum.Voids += s.Voids
+		sum.Invalidations += s.Invalidations
 		sum.Takeovers += s.Takeovers
 		sum.Length += s.Length
 		sum.MaxGet = max(sum.MaxGet, s.MaxGet)
-		refused += s.Notes["refused"]
+		rejected += s.Events["publish-rejected"]
 		for op, n := range s.Faults {
 			if !mild(op) {
 				faults += n
 			}
 		}
 	}
-	return fmt.Sprintf("%v with %d faults: %d Gets, the longest %v; %d loads, %d of them beside another one of their key under faults, "+
-		"%d judged by G1; %d voidings, %d publications refused, %d takeovers",
-		sum.Length.Round(time.Second), faults, sum.Gets, sum.MaxGet.Round(time.Millisecond), sum.Loads, sum.Doubles, sum.Judged,
-		sum.Voids, refused, sum.Takeovers)
+	return fmt.Sprintf("%v with %d faults: %d Gets, the longest took %v; %d loads, of which %d overlapped another load "+
+		"of their key, under faults; G1 checked for %d loads; %d invalidations, %d publishes rejected, %d takeovers",
+		sum.Length.Round(time.Second), faults, sum.Gets, sum.MaxGet.Round(time.Millisecond),
+		sum.Loads, sum.Overlaps, sum.Judged, sum.Invalidations, rejected, sum.Takeovers)
 }

@@ -1,12 +1,13 @@
-// Package history records what a fleet of Loaders does under faults, and checks the record against the promises of refill.
+// Package history records what a fleet of Loaders does under faults, and checks that history against the promises of
+// refill.
 //
-// Each process writes what happens to it as JSON lines into a file of its own ([Log]); the test writes what it does to them.
-// [Read] puts all files together, [Check] looks for what must not be in there. [Run] is what a process of the fleet
-// does, [NewPlan] makes the faults from a seed.
+// Each process writes what happens to it as JSON lines to its own file ([Log]). The test writes the faults that it
+// injects. [Read] reads all files, and [Check] reports every broken promise. [Run] is what a process of the fleet does.
+// [NewPlan] draws the faults from a seed.
 //
-// Times are nanoseconds since 1970 by the wall clock (time.Time.UnixNano): all processes and Redis are on one machine, so
-// they can be compared with each other, and with the times in the records, which are Redis's TIME. Whoever sets that
-// machine's clock back during a run spoils the run.
+// Times are nanoseconds since 1970 by the wall clock (time.Time.UnixNano). All processes and Redis run on one machine.
+// So these times can be compared with each other, and with the times in the records, which are Redis's TIME. Setting
+// that machine's clock back during a run spoils the run.
 package history
 
 import (
@@ -29,34 +30,35 @@ type Kind string
 
 // The kinds of events.
 const (
-	Get     Kind = "get"     // a Get, written when it has returned
-	Load    Kind = "load"    // a run of the load function, written when it begins and again when it ends
-	Void    Kind = "void"    // an Invalidate or Expire, written when it begins and again when it ends
-	Refresh Kind = "refresh" // a Refresh, written when it begins and again when it ends
-	Note    Kind = "note"    // something that OnEvent told: Op is the event's name
-	Gap     Kind = "gap"     // this process (or the test, or Redis) did not run between Begin and End: the machine was busy
-	Sample  Kind = "sample"  // what the test saw in Redis itself
-	Fault   Kind = "fault"   // what the test did to Process (empty: to Redis, so to all); Op says what
+	Get          Kind = "get"          // a Get, written when it has returned
+	Load         Kind = "load"         // a run of the load function, written when it begins and again when it ends
+	Invalidation Kind = "invalidation" // an Invalidate or Expire, written when it begins and again when it ends
+	Refresh      Kind = "refresh"      // a Refresh, written when it begins and again when it ends
+	OnEvent      Kind = "on-event"     // an event that the Loader reported to OnEvent: Op is the name of its kind
+	Gap          Kind = "gap"          // Process (empty: the test or Redis) did not run in this time: the machine was busy
+	Sample       Kind = "sample"       // a value that the test read from Redis itself
+	Fault        Kind = "fault"        // what the test did to Process (empty: to Redis, so to all); Op is its kind
 )
 
 // Event is one line of a history.
 type Event struct {
 	Kind    Kind   `json:"k"`
-	Process string `json:"p,omitempty"` // "n2.3" is the third life of node n2
-	ID      int64  `json:"i,omitempty"` // of a Load, Void or Refresh in its process
+	Process string `json:"p,omitempty"` // "n2.3" is the third process of node n2
+	ID      int64  `json:"i,omitempty"` // of a Load, Invalidation or Refresh in its process
 	Key     string `json:"key,omitempty"`
 	Begin   int64  `json:"b"`
-	End     int64  `json:"e,omitempty"` // 0 = not known: the process was killed before
-	// Op is invalidate or expire, the kind of a fault, the name of an event.
+	End     int64  `json:"e,omitempty"` // 0 = unknown: the process was killed before
+	// Op is "invalidate" or "expire", the kind of a Fault, or the name of an event kind of refill.
 	Op string `json:"op,omitempty"`
-	// Outcome of a Get is refill's own word, and empty for those that do not tell; of a Load: ok, absent, failed, ended (its
-	// context was over); of a Sample: fresh or expired.
+	// Outcome of a Get is the string of its refill.Outcome, or empty if the call does not return one. Of a Load: ok,
+	// absent, failed, or ended (its context had ended). Of a Sample: fresh or expired.
 	Outcome string `json:"o,omitempty"`
-	// Err is empty for nil, else one of the Err constants, or the whole text of an error that should not be.
+	// Err is empty for nil. Otherwise it is one of the Err constants, or the text of an error that must not occur.
 	Err      string `json:"err,omitempty"`
 	Deadline int64  `json:"d,omitempty"` // of a Get's context
-	Version  int64  `json:"v,omitempty"` // of a Void: what the database held when it began; of a Load: what it read
-	Value    *Value `json:"val,omitempty"`
+	// Version of an Invalidation is what the database held when it began; of a Load, what it read.
+	Version int64  `json:"v,omitempty"`
+	Value   *Value `json:"val,omitempty"`
 }
 
 // The errors that a Get may return.
@@ -66,10 +68,10 @@ const (
 	ErrLoad       = "load"       // a LoadError, with the load that failed as Value
 	ErrTimeout    = "timeout"    // a LoadError about LoadTimeout
 	ErrOverloaded = "overloaded" // ErrOverloaded
-	ErrStore      = "store"      // of a Void: Redis did not answer
+	ErrStore      = "store"      // of an Invalidation: Redis did not answer
 )
 
-// Value names the load that made it. It is what the fleet caches; absences and failures carry it in their text.
+// Value is what the fleet caches. It names the load that made it. An ErrNotFound and a failure carry it in their text.
 type Value struct {
 	Key     string `json:"key"`
 	Version int64  `json:"v"`
@@ -78,14 +80,14 @@ type Value struct {
 	Load    int64  `json:"l"` // the ID of the Load
 }
 
-// Log writes a history to a file. Each event is one write, so a process that is killed leaves all
-// but its last line whole.
+// Log writes a history to a file. Each event is one write. So if a process is killed, only its last line can be
+// incomplete.
 type Log struct {
 	mu   sync.Mutex // guards file
 	file *os.File
 }
 
-// Create begins a file.
+// Create creates the file.
 func Create(path string) (*Log, error) {
 	file, err := os.Create(path)
 	return &Log{file: file}, err
@@ -95,20 +97,20 @@ func Create(path string) (*Log, error) {
 func (l *Log) Write(e Event) {
 	line, err := json.Marshal(e)
 	if err != nil {
-		panic(err) // cannot be: strings and numbers
+		panic(err) // impossible: strings and numbers
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	_, _ = l.file.Write(append(line, '\n')) // a history that lacks something is found to be wrong when it is checked
+	_, _ = l.file.Write(append(line, '\n')) // Check finds a history that lacks something to be wrong
 }
 
-// Close ends the file.
+// Close closes the file.
 func (l *Log) Close() error { return l.file.Close() }
 
-// Now is the time as a history has it.
+// Now is the time as an Event has it.
 func Now() int64 { return time.Now().UnixNano() }
 
-// Read puts the files of a directory together. An event that was written twice counts once, as it was written last.
+// Read returns the events of all files of a directory. An event that was written twice counts once, as written last.
 func Read(dir string) ([]Event, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.jsonl"))
 	if err != nil {
@@ -131,7 +133,8 @@ func Read(dir string) ([]Event, error) {
 	return all, nil
 }
 
-// decode reads one file. The last line may be cut short: its writer was killed. Any other line must be whole.
+// decode reads one file. The last line may be incomplete: its writer was killed. An incomplete line before it is an
+// error.
 func decode(r io.Reader) ([]Event, error) {
 	type identity struct {
 		process string
@@ -154,7 +157,7 @@ func decode(r io.Reader) ([]Event, error) {
 		}
 		if e.ID != 0 {
 			id := identity{e.Process, e.Kind, e.ID}
-			if at, there := begun[id]; there {
+			if at, known := begun[id]; known {
 				events[at] = e
 				continue
 			}
@@ -164,13 +167,13 @@ func decode(r io.Reader) ([]Event, error) {
 	}
 }
 
-// node is the node of a process: "n2" of "n2.3".
+// node is the node of a process: "n2" for "n2.3".
 func node(process string) string {
 	name, _, _ := strings.Cut(process, ".")
 	return name
 }
 
-// since shows an event with its times, in milliseconds from start.
+// since formats an event with its times, in milliseconds from start.
 func (e Event) since(start int64) string {
 	at := func(t int64) string {
 		if t == 0 {
@@ -179,7 +182,7 @@ func (e Event) since(start int64) string {
 		return fmt.Sprintf("%.3f", float64(t-start)/1e6)
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "[%s, %s] ms %-5s %-8s %s", at(e.Begin), at(e.End), e.Process, e.Kind, e.Key)
+	fmt.Fprintf(&b, "[%s, %s] ms %-5s %-12s %s", at(e.Begin), at(e.End), e.Process, e.Kind, e.Key)
 	for _, word := range []string{e.Op, e.Outcome, e.Err} {
 		if word != "" {
 			b.WriteString(" " + word)

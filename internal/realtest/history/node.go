@@ -25,11 +25,12 @@ import (
 // Name is the Loader's.
 const Name = "history"
 
-// Keys are what the fleet reads. The last one is never written, so that G1 can be checked on it without excuses.
+// Keys are the keys that the fleet reads. The last one is never written, so that G1 can be checked on it without
+// excuses.
 var Keys = []string{"a", "b", "c", "d", "calm"}
 
-// Promised is what the Loaders of a run are set to, as Check takes it. One run in three has values that outlive a void that
-// failed and is tried again; in the others they live shorter, which makes for more loads.
+// Promised returns the settings of the Loaders of a run, for Check. In one run of three a value outlives an Invalidate
+// that failed and is retried. In the other runs values live shorter, which causes more loads.
 func Promised(seed uint64) Limits {
 	l := short
 	if seed%3 == 0 {
@@ -53,16 +54,16 @@ func (l Limits) config() refill.Config {
 	}
 }
 
-// Args is what a process of the fleet has to know.
+// Args are the arguments of a process of the fleet.
 type Args struct {
 	Process string
-	Addr    string // of its way to Redis
-	Dir     string // where its history and the database are
+	Addr    string // of its proxy in front of Redis
+	Dir     string // of its history and the database
 	Seed    uint64
 	Limits  Limits
 }
 
-// process is one life of a node.
+// process is one process of a node.
 type process struct {
 	Args
 	log    *Log
@@ -70,10 +71,10 @@ type process struct {
 	loader *refill.Loader[Value]
 	loads  atomic.Int64
 	ops    atomic.Int64
-	nudge  chan string // keys that the writer shall write right now
+	write  chan string // keys that the writer has to write now
 }
 
-// Run is a process of the fleet: it works until ctx ends.
+// Run is the work of a process of the fleet, until ctx ends.
 func Run(ctx context.Context, args Args) error {
 	log, err := Create(filepath.Join(args.Dir, args.Process+".jsonl"))
 	if err != nil {
@@ -87,9 +88,9 @@ func Run(ctx context.Context, args Args) error {
 	defer func() { _ = db.Close() }()
 	rdb := redis.NewClient(&redis.Options{Addr: args.Addr, ContextTimeoutEnabled: true})
 	defer func() { _ = rdb.Close() }()
-	p := &process{Args: args, log: log, db: db, nudge: make(chan string)}
+	p := &process{Args: args, log: log, db: db, write: make(chan string)}
 	cfg := args.Limits.config()
-	cfg.Shared, cfg.OnEvent = goredis.New(rdb), p.note
+	cfg.Shared, cfg.OnEvent = goredis.New(rdb), p.onEvent
 	if p.loader, err = refill.New(Name, p.load, cfg); err != nil {
 		return err
 	}
@@ -107,30 +108,30 @@ func Run(ctx context.Context, args Args) error {
 	return p.loader.Close()
 }
 
-// Heartbeat notes when this process did not run: it was frozen, or the machine had no time for it.
-func Heartbeat(ctx context.Context, log *Log, who string) {
+// Heartbeat writes a Gap each time this process did not run: it was frozen, or the machine was busy.
+func Heartbeat(ctx context.Context, log *Log, process string) {
 	ticker := time.NewTicker(5 * time.Millisecond)
 	defer ticker.Stop()
 	for last := Now(); ctx.Err() == nil; {
 		<-ticker.C
 		now := Now()
 		if now-last > int64(leastGap) {
-			log.Write(Event{Kind: Gap, Process: who, Begin: last, End: now})
+			log.Write(Event{Kind: Gap, Process: process, Begin: last, End: now})
 		}
 		last = now
 	}
 }
 
-// leastGap is how long a process may not run before that is worth a line.
+// leastGap is the shortest pause of a process that is written as a Gap.
 const leastGap = 40 * time.Millisecond
 
-// note writes down events that Check wants to know of.
-func (p *process) note(e refill.Event) {
+// onEvent writes the events that Check needs.
+func (p *process) onEvent(e refill.Event) {
 	switch e.Kind {
-	case refill.EventPublished, refill.EventRefused, refill.EventAbandoned, refill.EventLeaseLost, refill.EventVoidRetried,
-		refill.EventStoreError:
+	case refill.EventPublished, refill.EventPublishRejected, refill.EventLoadAbandoned, refill.EventLeaseLost,
+		refill.EventInvalidateRetried, refill.EventStoreError:
 		now := Now()
-		line := Event{Kind: Note, Process: p.Process, Key: e.Key, Begin: now, End: now, Op: e.Kind.String()}
+		line := Event{Kind: OnEvent, Process: p.Process, Key: e.Key, Begin: now, End: now, Op: e.Kind.String()}
 		if e.Err != nil {
 			line.Err = e.Err.Error()
 		}
@@ -138,7 +139,7 @@ func (p *process) note(e refill.Event) {
 	}
 }
 
-// load is the load function: it reads the version first and takes its time then.
+// load is the load function. It reads the version first, and then waits.
 func (p *process) load(ctx context.Context, key string) (Value, error) {
 	e := Event{Kind: Load, Process: p.Process, ID: p.loads.Add(1), Key: key, Begin: Now()}
 	e.Version = p.db.Row(row(key)).Load()
@@ -179,20 +180,20 @@ func (p *process) load(ctx context.Context, key string) (Value, error) {
 	return v, nil
 }
 
-// provoke makes the writer write the key at this very moment, one time out of so many: what goes wrong when a void meets the
-// end of a load, or a read, takes less than a millisecond.
+// provoke makes the writer write the key at this moment, in one of oneIn calls. A race of an Invalidate with a read, or
+// with the end of a load, lasts less than a millisecond.
 func (p *process) provoke(key string, oneIn int) {
 	if rand.IntN(oneIn) > 0 || row(key) == len(Keys)-1 {
 		return
 	}
 	select {
-	case p.nudge <- key:
-	default: // the writer is at it
+	case p.write <- key:
+	default: // the writer is busy
 	}
 }
 
-// loadTime draws how long a load takes: sometimes next to nothing, sometimes more than the lock and the value last, and
-// now and then more than LoadTimeout.
+// loadTime draws the length of a load: sometimes almost nothing, sometimes longer than LockTTL and TTL, and rarely
+// longer than LoadTimeout.
 func (p *process) loadTime() time.Duration {
 	ms := func(least, most int) time.Duration {
 		return time.Duration(least*1000+rand.IntN((most-least)*1000)) * time.Microsecond
@@ -217,7 +218,7 @@ func row(key string) int {
 	panic("no such key: " + key)
 }
 
-// reader Gets, the first keys more often than the last ones.
+// reader calls Get, for the first keys more often than for the last ones.
 func (p *process) reader(ctx context.Context, rnd *rand.Rand) {
 	for pause(ctx, rnd, 3, 25) {
 		key := Keys[min(rnd.IntN(len(Keys)), rnd.IntN(2*len(Keys)))]
@@ -226,11 +227,11 @@ func (p *process) reader(ctx context.Context, rnd *rand.Rand) {
 	}
 }
 
-// get is one Get, GetResult or Peek.
+// get calls Get, GetResult or Peek once.
 func (p *process) get(rnd *rand.Rand, key string) {
 	limit := between(rnd, 500, 3500)
 	if rnd.IntN(12) == 0 {
-		limit = between(rnd, 10, 80) // leaves before most loads are done
+		limit = between(rnd, 10, 80) // leaves before most loads end
 	}
 	e := Event{Kind: Get, Process: p.Process, Key: key, Begin: Now()}
 	deadline := time.Now().Add(limit)
@@ -240,12 +241,12 @@ func (p *process) get(rnd *rand.Rand, key string) {
 	var v Value
 	var err error
 	switch rnd.IntN(16) {
-	case 0, 1, 2, 3: // it has a shorter way than GetResult
+	case 0, 1, 2, 3: // its path is shorter than that of GetResult
 		v, err = p.loader.Get(ctx, key)
 	case 4:
 		r, ok := p.loader.Peek(ctx, key)
 		if !ok {
-			return // it does not tell why
+			return // Peek does not say why
 		}
 		v, e.Outcome = r.Value, r.Outcome.String()
 	default:
@@ -262,7 +263,7 @@ func (p *process) get(rnd *rand.Rand, key string) {
 	p.log.Write(e)
 }
 
-// classify says what kind of error it is, and which load it comes from.
+// classify returns the kind of an error, and the load that caused it.
 func classify(err error) (string, *Value) {
 	var failed *refill.LoadError
 	switch {
@@ -298,7 +299,7 @@ func named(text string) *Value {
 	return &v
 }
 
-// writer changes the database and voids what is cached of it, as users do: the write first.
+// writer changes the database and then invalidates or expires the cached value, in the same order as users do.
 func (p *process) writer(ctx context.Context, rnd *rand.Rand) {
 	for {
 		timer := time.NewTimer(between(rnd, 100, 900))
@@ -306,15 +307,15 @@ func (p *process) writer(ctx context.Context, rnd *rand.Rand) {
 		select {
 		case <-ctx.Done():
 			return
-		case key = <-p.nudge:
+		case key = <-p.write:
 		case <-timer.C:
 		}
-		op, void := "invalidate", p.loader.Invalidate
+		op, invalidate := "invalidate", p.loader.Invalidate
 		if rnd.IntN(5) < 2 {
-			op, void = "expire", p.loader.Expire
+			op, invalidate = "expire", p.loader.Expire
 		}
 		version := p.db.Row(row(key)).Add(1)
-		p.do(Event{Kind: Void, Op: op, Key: key, Version: version}, void)
+		p.do(Event{Kind: Invalidation, Op: op, Key: key, Version: version}, invalidate)
 	}
 }
 
@@ -324,7 +325,7 @@ func (p *process) refresher(ctx context.Context, rnd *rand.Rand) {
 	}
 }
 
-// do writes down the beginning and the end of f.
+// do calls f, and writes its begin and its end.
 func (p *process) do(e Event, f func(context.Context, ...string) error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
@@ -338,7 +339,7 @@ func (p *process) do(e Event, f func(context.Context, ...string) error) {
 	p.log.Write(e)
 }
 
-// pause sleeps for so many milliseconds; false when ctx ended.
+// pause sleeps for least to most milliseconds. It returns false if ctx ended.
 func pause(ctx context.Context, rnd *rand.Rand, least, most int) bool {
 	timer := time.NewTimer(between(rnd, least, most))
 	defer timer.Stop()
@@ -350,7 +351,7 @@ func pause(ctx context.Context, rnd *rand.Rand, least, most int) bool {
 	}
 }
 
-// RedisKeys are where goredis keeps value, lease and claim of a key.
+// RedisKeys are the Redis keys of the value, lease and claim of a key.
 func RedisKeys(key string) [3]string {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(Name + ":" + key)) // never fails

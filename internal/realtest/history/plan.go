@@ -6,25 +6,26 @@ import (
 	"time"
 )
 
-// The kinds of faults. Soft ones leave every node its store; the mild one leaves Redis what the promises call healthy.
+// The kinds of faults. During a soft one every node can still reach its store. During the mild one Redis stays healthy
+// in the sense of the promises.
 const (
-	FaultKill      = "kill"       // kill -9 of a process, started again at the end
-	FaultFreeze    = "freeze"     // SIGSTOP … SIGCONT of a process
-	FaultSlow      = "slow"       // the proxy of a node holds every reply back for longer than StoreTimeout
+	FaultKill      = "kill"       // kill -9 of a process; the node starts again at the end
+	FaultFreeze    = "freeze"     // SIGSTOP of a process, SIGCONT at the end
+	FaultSlow      = "slow"       // the proxy of a node delays every reply for longer than StoreTimeout
 	FaultReset     = "reset"      // the proxy cuts all connections of a node
 	FaultBlackHole = "black-hole" // nothing passes the proxy
 	FaultRefuse    = "refuse"     // the proxy refuses connections
-	FaultLose      = "lose-reply" // a command of the kind Arg is carried out, its reply is lost
-	FaultJitter    = "jitter"     // mild: replies of a node come up to 10 ms late, in changing order
+	FaultLose      = "lose-reply" // the server executes a command of the kind Arg, and its reply is lost
+	FaultJitter    = "jitter"     // mild: replies of a node are up to 10 ms late, in changing order
 
 	FaultRedisFreeze = "redis-freeze"
-	FaultRedisKill   = "redis-kill" // started again, empty, at the end
+	FaultRedisKill   = "redis-kill" // the server starts again, empty, at the end
 	FaultPubSub      = "pubsub"     // soft: CLIENT KILL TYPE pubsub
 	FaultFlush       = "flush"      // soft: SCRIPT FLUSH
 	FaultGarbage     = "garbage"    // soft: foreign bytes under the value, lease or claim of a key
 )
 
-// perNode is what happens to one node, as often as it stands here; perRedis to Redis.
+// perNode are the faults of one node, perRedis those of Redis. A fault is drawn as often as it is listed.
 var (
 	perNode = []string{
 		FaultKill, FaultKill, FaultFreeze, FaultFreeze, FaultSlow, FaultReset, FaultBlackHole, FaultRefuse,
@@ -33,13 +34,13 @@ var (
 	perRedis = []string{
 		FaultRedisFreeze, FaultRedisKill, FaultPubSub, FaultPubSub, FaultFlush, FaultGarbage, FaultGarbage, FaultGarbage,
 	}
-	lost = []string{"evalsha", "get", "set", "subscribe", "eval"}
+	lostReplies = []string{"evalsha", "get", "set", "subscribe", "eval"}
 )
 
-// soft says of a fault that every node can still reach its store at all times.
+// soft reports whether every node can reach its store all through a fault of this kind.
 func soft(op string) bool { return op == FaultPubSub || op == FaultFlush || op == FaultGarbage }
 
-// mild says of a fault that it is none, as far as the promises go.
+// mild reports whether all promises hold all through a fault of this kind.
 func mild(op string) bool { return op == FaultJitter }
 
 // Planned is one fault of a plan.
@@ -47,24 +48,25 @@ type Planned struct {
 	Op    string
 	Node  int // -1: Redis
 	At    time.Duration
-	For   time.Duration // 0: it is over at once
-	Arg   string        // the command whose reply is lost
-	Steps []time.Duration
-	Seed  uint64 // for what is drawn while it happens
+	For   time.Duration   // 0: it ends at once
+	Arg   string          // of FaultLose: the command whose reply is lost
+	Steps []time.Duration // of FaultJitter: the lengths of the times in which replies are late, in time, late, …
+	Seed  uint64          // for what is drawn during the fault
 }
 
-// A cycle of a plan is a quiet part, where G1 and the bounds of a healthy fleet can be checked, and a storm.
+// A cycle of a plan begins with a quiet part, in which G1 and the bounds of a healthy fleet can be checked. The faults
+// follow, and a calm part in which everything heals.
 const (
 	cycle = 10 * time.Second
 	quiet = 3 * time.Second
-	calm  = 2 * time.Second // at the end of a cycle and of the plan: what was broken heals
+	calm  = 2 * time.Second // at the end of each cycle and of the plan
 )
 
-// NewPlan draws the faults of a run: the same ones for the same seed.
+// NewPlan draws the faults of a run. The same seed gives the same faults.
 func NewPlan(seed uint64, length time.Duration, nodes int) []Planned {
 	rnd := rand.New(rand.NewPCG(seed, 1))
 	var plan []Planned
-	busy := make([]time.Duration, nodes+1) // until when a node (and, as the last, Redis) has a fault already
+	busy := make([]time.Duration, nodes+1) // until when each node, and last Redis, has a fault
 	add := func(p Planned) {
 		who := p.Node
 		if who < 0 {
@@ -76,12 +78,12 @@ func NewPlan(seed uint64, length time.Duration, nodes int) []Planned {
 		busy[who] = p.At + p.For + 50*time.Millisecond
 		plan = append(plan, p)
 	}
-	lone := cycle + time.Second // in each cycle but the first, so that a short run has all of its quiet part for G1
+	alone := cycle + time.Second // not in the first cycle: a short run uses all of its quiet part for G1
 	for at := 500 * time.Millisecond; at < length-calm; {
-		if at >= lone && at < length-calm-time.Second {
+		if at >= alone && at < length-calm-time.Second {
 			add(stopLong(rnd, at, nodes))
 			at += between(rnd, 1300, 1600)
-			lone += cycle
+			alone += cycle
 			continue
 		}
 		in := at % cycle
@@ -102,7 +104,7 @@ func NewPlan(seed uint64, length time.Duration, nodes int) []Planned {
 	return plan
 }
 
-// draw draws what happens, to whom, and for how long: half of the times for longer than a lease lasts.
+// draw draws a fault, its victim and its length. In half of the cases it outlasts a lease.
 func draw(rnd *rand.Rand, nodes int) Planned {
 	p := Planned{Node: -1, Op: perRedis[rnd.IntN(len(perRedis))]}
 	if rnd.IntN(3) > 0 {
@@ -118,12 +120,13 @@ func draw(rnd *rand.Rand, nodes int) Planned {
 	case FaultSlow:
 		p.For = between(rnd, 100, 700)
 	case FaultLose:
-		p.For, p.Arg = between(rnd, 50, 300), lost[rnd.IntN(len(lost))]
+		p.For, p.Arg = between(rnd, 50, 300), lostReplies[rnd.IntN(len(lostReplies))]
 	}
 	return p
 }
 
-// stopLong draws a process that stops while all else is well, for so long that another one has to take over.
+// stopLong draws a process that stops while everything else is healthy, for so long that another process must take
+// over.
 func stopLong(rnd *rand.Rand, at time.Duration, nodes int) Planned {
 	op := FaultKill
 	if rnd.IntN(2) == 0 {
@@ -132,8 +135,8 @@ func stopLong(rnd *rand.Rand, at time.Duration, nodes int) Planned {
 	return Planned{Op: op, Node: rnd.IntN(nodes), At: at, For: between(rnd, 900, 1000)}
 }
 
-// jitter draws a time in which a node's replies are held back, or not, by turns: what was asked for first may be answered
-// last.
+// jitter draws a time in which a node's replies are late and in time alternately. So the reply to the first request may
+// arrive last.
 func jitter(rnd *rand.Rand, at time.Duration, nodes int) Planned {
 	p := Planned{Op: FaultJitter, Node: rnd.IntN(nodes), At: at, For: between(rnd, 200, 700)}
 	for t := time.Duration(0); t < p.For; {

@@ -1,11 +1,12 @@
 //go:build unix
 
-// Torture runs the tests behind each promise of refill one by one, the long ones at length, then breaks the code in one
-// line for each and demands that the test notices. It prints what it found as the table of docs/guarantees.md:
+// Torture runs the tests behind each promise of refill one by one, with long runs of the random ones. Then it breaks
+// the code in one place for each test, and requires that the test fails. It prints the results as the tables of
+// docs/guarantees.md:
 //
 //	go run ./internal/realtest/torture            # the tests, with a long history (REFILL_TORTURE_FOR, default 5m)
-//	go run ./internal/realtest/torture -breaks    # and the breaks
-//	go run ./internal/realtest/torture -write     # and write the table into docs/guarantees.md
+//	go run ./internal/realtest/torture -breaks    # also the breaks
+//	go run ./internal/realtest/torture -write     # also write the tables to docs/guarantees.md
 //
 // `make torture` does all three.
 package main
@@ -27,9 +28,9 @@ import (
 )
 
 func main() {
-	breaks := flag.Bool("breaks", false, "break the code for each promise, and see its test fail")
-	write := flag.Bool("write", false, "write the table into docs/guarantees.md")
-	only := flag.String("only", "", "regular expression of tests")
+	breaks := flag.Bool("breaks", false, "break the code for each test, and check that the test fails")
+	write := flag.Bool("write", false, "write the tables to docs/guarantees.md")
+	only := flag.String("only", "", "regular expression: run only these tests")
 	flag.Parse()
 	if err := torture(*breaks, *write, *only); err != nil {
 		fmt.Fprintln(os.Stderr, "torture:", err)
@@ -37,13 +38,13 @@ func main() {
 	}
 }
 
-// outcome is what became of one proof.
+// outcome is the result of one proof.
 type outcome struct {
 	proof
-	results []string // lines that the test logged for this table
+	results []string // "result: " lines that the test logged
 	took    time.Duration
 	failed  bool
-	caught  string // what became of the break; empty = not tried
+	caught  string // the result of the break; empty = not tried
 }
 
 func torture(breaks, write bool, only string) error {
@@ -80,12 +81,12 @@ func torture(breaks, write bool, only string) error {
 		}
 	}
 	if len(failed) > 0 {
-		return fmt.Errorf("%d proofs do not hold: %s", len(failed), strings.Join(failed, ", "))
+		return fmt.Errorf("%d tests failed, or did not find their break: %s", len(failed), strings.Join(failed, ", "))
 	}
 	return nil
 }
 
-// moduleRoot is the folder of go.work.
+// moduleRoot is the directory of go.work.
 func moduleRoot() (string, error) {
 	out, err := exec.Command("go", "env", "GOWORK").Output()
 	if err != nil {
@@ -93,12 +94,12 @@ func moduleRoot() (string, error) {
 	}
 	work := strings.TrimSpace(string(out))
 	if work == "" || work == "off" {
-		return "", errors.New("run it inside of the repository, with its go.work")
+		return "", errors.New("run torture inside the repository, with its go.work")
 	}
 	return filepath.Dir(work), nil
 }
 
-// prove runs the test of a proof.
+// prove runs the test of a proof and collects its results.
 func prove(root string, p proof) outcome {
 	fmt.Fprintf(os.Stderr, "%s: ", p.test)
 	began := time.Now()
@@ -119,7 +120,7 @@ func prove(root string, p proof) outcome {
 	return o
 }
 
-// run runs one test of the tree at root, and says whether it ran and passed.
+// run runs one test of the tree at root. passed means that the test ran and passed.
 func run(root string, p proof, flags ...string) (passed bool, output string) {
 	args := append([]string{"test", "-json", "-count=1", "-timeout=60m", "-run", "^" + p.test + "$"}, flags...)
 	cmd := exec.Command("go", append(args, ".")...)
@@ -144,7 +145,7 @@ func run(root string, p proof, flags ...string) (passed bool, output string) {
 
 const found = "found"
 
-// try breaks a copy of the tree and demands that the test fails there.
+// try breaks a copy of the tree and runs the test there, which must fail.
 func (m mutant) try(root string, p proof) (caught string) {
 	fmt.Fprintf(os.Stderr, "  broken: %s: ", m.name)
 	defer func() { fmt.Fprintln(os.Stderr, caught) }()
@@ -162,7 +163,7 @@ func (m mutant) try(root string, p proof) (caught string) {
 		return err.Error()
 	}
 	if n := bytes.Count(text, []byte(m.old)); n != 1 {
-		return fmt.Sprintf("%q stands %d times in %s", m.old, n, m.file)
+		return fmt.Sprintf("%q occurs %d times in %s, want 1", m.old, n, m.file)
 	}
 	if err := os.WriteFile(file, bytes.Replace(text, []byte(m.old), []byte(m.new), 1), 0o600); err != nil {
 		return err.Error()
@@ -201,15 +202,17 @@ func copyTree(to, from string) error {
 	})
 }
 
-// table is what came of it, in Markdown.
+// table formats the outcomes in Markdown.
 func table(outcomes map[string]outcome) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "\nRun on %s, %d cores, %s.\n", time.Now().UTC().Format(time.DateOnly), runtime.NumCPU(), runtime.Version())
+	fmt.Fprintf(&b, "\nRun on %s, %d cores, %s.\n",
+		time.Now().UTC().Format(time.DateOnly), runtime.NumCPU(), runtime.Version())
 	for _, p := range promises {
 		if !slices.ContainsFunc(p.proofs, func(p proof) bool { _, done := outcomes[p.test]; return done }) {
 			continue
 		}
-		fmt.Fprintf(&b, "\n**%s** %s\n\n| test | what is injected | result | a break that it finds |\n|---|---|---|---|\n", p.name, p.text)
+		fmt.Fprintf(&b, "\n**%s** %s\n\n", p.name, p.text)
+		b.WriteString("| test | what is injected | result | a break that it finds |\n|---|---|---|---|\n")
 		for _, proof := range p.proofs {
 			o, done := outcomes[proof.test]
 			if !done {
@@ -232,7 +235,7 @@ func table(outcomes map[string]outcome) string {
 	return b.String() + "\n"
 }
 
-// The table stands between these lines of the document.
+// The tables are between these lines of the document.
 const (
 	begin = "<!-- make torture writes from here -->"
 	end   = "<!-- to here -->"
@@ -246,7 +249,7 @@ func insert(file, text string) error {
 	before, rest, _ := strings.Cut(string(old), begin)
 	_, after, ok := strings.Cut(rest, end)
 	if !ok {
-		return fmt.Errorf("%s: it lacks %q or %q", file, begin, end)
+		return fmt.Errorf("%s does not contain %q and %q", file, begin, end)
 	}
 	return os.WriteFile(file, []byte(before+begin+"\n"+text+end+after), 0o644)
 }

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// The table names tests that exist, and breaks that can be made.
+// The promises name tests that exist, and breaks that can be applied.
 func TestPromises(t *testing.T) {
 	root := filepath.Join("..", "..", "..")
 	for _, p := range promises {
@@ -29,11 +29,11 @@ func TestPromises(t *testing.T) {
 				t.Fatal(err)
 			}
 			if n := bytes.Count(text, []byte(m.old)); n != 1 {
-				t.Errorf("%s: %q, to be broken, stands %d times in %s", proof.test, m.old, n, m.file)
+				t.Errorf("%s: %q, which the break replaces, occurs %d times in %s, want 1", proof.test, m.old, n, m.file)
 			}
 		}
 		if broken == 0 {
-			t.Errorf("%s has no break that shows that it can fail", p.name)
+			t.Errorf("%s has no break, so no test of it is known to fail", p.name)
 		}
 	}
 }

@@ -1,0 +1,96 @@
+package goredis
+
+import (
+	"strconv"
+	"strings"
+
+	"github.com/refill-go/refill/driver"
+)
+
+// The format of an announcement, as lua/common.lua writes it:
+//
+//	RN1 <kind> <t> <r> <k> <token><replaced><key><rest>
+//
+// <t>, <r> and <k> are the lengths of token, replaced and key: bytes, in decimal. So each of these may contain any
+// bytes. <key> is "name:key". The kinds:
+//
+//	f  filled            replaced is the token of the record that was replaced, rest is the new record if it is small
+//	x  failed            rest is the failure
+//	i  invalidated
+//	e  expired
+//	r  released
+//	u  unlocked          a user's lock, not a lease
+//	I  tag-invalidated   <key> is "name:tag", rest is the moment: microseconds since 1970, in decimal
+//	E  tag-expired       the same
+//
+// A message that does not follow this format exactly is ignored. So a later release may add RN2 on the same channel.
+
+// unlocked is what a Watch waits for. The Loader never sees it.
+const unlocked driver.AnnouncementKind = 255
+
+const announcementMagic = "RN1 "
+
+var announcementKinds = map[string]driver.AnnouncementKind{
+	"f": driver.Filled,
+	"x": driver.Failed,
+	"i": driver.Invalidated,
+	"e": driver.Expired,
+	"r": driver.Released,
+	"u": unlocked,
+
+	kindTagInvalidated: driver.TagInvalidated,
+	kindTagExpired:     driver.TagExpired,
+}
+
+// The kinds that are arguments of lua/changetag.lua.
+const (
+	kindTagInvalidated = "I"
+	kindTagExpired     = "E"
+)
+
+// parseAnnouncement reads a message. The record is a copy, which all listeners share.
+func parseAnnouncement(message string) (a driver.Announcement, ok bool) {
+	text, ok := strings.CutPrefix(message, announcementMagic)
+	if !ok {
+		return a, false
+	}
+	kind, text, _ := strings.Cut(text, " ")
+	if a.Kind, ok = announcementKinds[kind]; !ok {
+		return a, false
+	}
+	var lengths [3]int
+	for i := range lengths {
+		var digits string
+		digits, text, _ = strings.Cut(text, " ")
+		if lengths[i], ok = parseLength(digits); !ok {
+			return a, false
+		}
+	}
+	for i, field := range []*string{&a.Token, &a.Replaced, &a.Key} {
+		if lengths[i] > len(text) {
+			return a, false
+		}
+		*field, text = text[:lengths[i]], text[lengths[i]:]
+	}
+	if strings.IndexByte(a.Key, ':') < 1 {
+		return a, false
+	}
+	switch {
+	case a.Kind == driver.Failed:
+		a.Failure = text
+	case a.Kind == driver.Filled && text != "":
+		a.Record = []byte(text)
+	case a.Kind == driver.TagInvalidated || a.Kind == driver.TagExpired:
+		a.At, ok = parseMoment(text)
+		return a, ok && !a.At.IsZero()
+	case text != "":
+		return a, false
+	}
+	return a, true
+}
+
+// parseLength reads a number in its canonical form: no sign, no leading zero.
+func parseLength(digits string) (int, bool) {
+	n, err := strconv.ParseUint(digits, 10, 31)
+	return int(n), err == nil && strconv.FormatUint(n, 10) == digits
+}

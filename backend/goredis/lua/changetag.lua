@@ -1,0 +1,27 @@
+-- KEYS: tag state.
+-- ARGV: token, channel, tag, 'I' to invalidate or 'E' to expire, ttl in ms.
+local now = micros()
+local invalidated, expired, left = tag_state_of(KEYS[1])
+if not invalidated then invalidated, expired, left = now, 0, 0 end
+
+-- later keeps a moment that the clock has not reached again after a small step back. A moment further ahead was written
+-- before the clock was set back. If it stayed, values would be invalid until the clock reached it again.
+local function later(old)
+  if old > now and old < now + 1000000 then return old end
+  return now
+end
+
+local at
+if ARGV[4] == 'I' then
+  invalidated = later(invalidated)
+  at = invalidated
+else
+  expired = later(expired)
+  at = expired
+end
+-- A full Redis refuses a SET, unless the script has deleted something. If it refuses nevertheless, the tag is unknown,
+-- so its values are invalid as well.
+redis.call('DEL', KEYS[1])
+set_tag_state(KEYS[1], invalidated, expired, math.max(left, tonumber(ARGV[5])))
+announce(ARGV[2], ARGV[4], ARGV[1], '', ARGV[3], string.format('%.0f', at))
+return 1

@@ -1,0 +1,268 @@
+package goredis
+
+import (
+	"context"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+)
+
+// The kinds of client. A client that is embedded in a type of the user is recognised as well.
+type (
+	singleClient  interface{ Options() *redis.Options } // a server, or a master behind Sentinel
+	clusterClient interface{ Options() *redis.ClusterOptions }
+	ringClient    interface {
+		Options() *redis.RingOptions
+		GetShardClients() []*redis.Client // those that are up
+		GetShardClientForKey(key string) (*redis.Client, error)
+	}
+)
+
+// reloader is a Cluster client. By itself it learns up to ten seconds late that a master which does not answer was
+// replaced: it reads the slots again when a server redirects it, and a server that is down does not.
+type reloader interface{ ReloadState(ctx context.Context) }
+
+// obeysDeadlines reports whether the client gives up a socket when the deadline of its ctx passes.
+func obeysDeadlines(c redis.UniversalClient) bool {
+	switch c := c.(type) {
+	case singleClient:
+		return c.Options().ContextTimeoutEnabled
+	case clusterClient:
+		return c.Options().ContextTimeoutEnabled
+	case ringClient:
+		return c.Options().ContextTimeoutEnabled
+	}
+	return false
+}
+
+// ownClient is the small client of a subscription. It exists in addition to the user's client for two reasons: a
+// renewal does not queue behind hundreds of GETs, and everything that the subscription started ends with it.
+//
+// It is made from the options of the user's client, including the dialer of a Sentinel client, which knows the master.
+// For a Ring it is one client per shard, and the user's Ring still says which shards are up and which shard has a key.
+// A client that shows no options is used itself.
+//
+// Behind Sentinel it serves the subscription only, not renewals. Sentinel does not notify it of a failover, so its
+// connections stay at a replaced master. That master goes on renewing leases until Sentinel demotes it, some ten
+// seconds later.
+type ownClient struct {
+	subscription context.Context
+	userClient   redis.UniversalClient
+	client       closableClient // nil for a Ring and for a client that shows no options
+	sentinel     bool
+
+	mu     sync.Mutex                      // guards shards
+	shards map[*redis.Client]*redis.Client // of a Ring: our client for each of the user's
+}
+
+type closableClient interface {
+	client
+	Close() error
+}
+
+func newOwnClient(subscription context.Context, user redis.UniversalClient) *ownClient {
+	o := &ownClient{subscription: subscription, userClient: user}
+	switch user := user.(type) {
+	case singleClient:
+		o.client = cloneSingle(subscription, user.Options())
+		o.sentinel = user.Options().Addr == "FailoverClient" // the address that go-redis gives to each of them
+	case clusterClient:
+		o.client = cloneCluster(subscription, user.Options())
+		o.sentinel = user.Options().ClusterSlots != nil // NewFailoverClusterClient, or the user's own function
+	case ringClient:
+		o.shards = make(map[*redis.Client]*redis.Client)
+	}
+	return o
+}
+
+// cloneSingle makes a small client from the options of a big one. Those have their defaults filled in: there 0 retries
+// means none, while for a new client 0 means the default.
+func cloneSingle(subscription context.Context, o *redis.Options) *redis.Client {
+	small := *o
+	small.PoolSize, small.MinIdleConns, small.MaxIdleConns, small.MaxActiveConns = 2, 0, 0, 0
+	small.ContextTimeoutEnabled = true
+	dialOnce(&small)
+	if small.MaxRetries == 0 {
+		small.MaxRetries = -1
+	}
+	small.PushNotificationProcessor = nil
+	small.MaintNotificationsConfig = noMaintenance()
+	small.Dialer = boundDialer(subscription, small.Dialer)
+	return redis.NewClient(&small)
+}
+
+func cloneCluster(subscription context.Context, o *redis.ClusterOptions) *redis.ClusterClient {
+	small := *o
+	small.PoolSize, small.MinIdleConns, small.MaxIdleConns, small.MaxActiveConns = 2, 0, 0, 0
+	small.ContextTimeoutEnabled = true
+	small.MaintNotificationsConfig = noMaintenance()
+	if small.Dialer == nil {
+		timeout := small.DialTimeout
+		if timeout == 0 {
+			timeout = 5 * time.Second // the default of go-redis
+		}
+		small.Dialer = redis.NewDialer(&redis.Options{DialTimeout: timeout, TLSConfig: small.TLSConfig})
+	}
+	small.Dialer = boundDialer(subscription, small.Dialer)
+	newNode := small.NewClient // not nil: NewClusterClient has filled it in
+	small.NewClient = func(o *redis.Options) *redis.Client {
+		dialOnce(o)
+		return newNode(o)
+	}
+	return redis.NewClusterClient(&small)
+}
+
+// noMaintenance turns off maintenance notifications, which a small client does not need. It also turns off the lookup
+// of the server's name, which ignores its ctx.
+func noMaintenance() *maintnotifications.Config {
+	return &maintnotifications.Config{
+		Mode:         maintnotifications.ModeDisabled,
+		EndpointType: maintnotifications.EndpointTypeNone,
+	}
+}
+
+// dialOnce stops a pool from dialing five times in a row, with pauses that outlast the subscription.
+func dialOnce(o *redis.Options) {
+	o.DialerRetries, o.DialerRetryTimeout = 1, time.Nanosecond
+}
+
+// forKey returns the client for renewals of a key.
+func (o *ownClient) forKey(key string) client {
+	switch {
+	case o.sentinel:
+		return o.userClient
+	case o.client != nil:
+		return o.client
+	}
+	if ring, ok := o.userClient.(ringClient); ok {
+		if shard, err := ring.GetShardClientForKey(key); err == nil {
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			if own := o.shards[shard]; own != nil {
+				return own
+			}
+		}
+	}
+	return o.userClient
+}
+
+// servers returns the servers to subscribe at: on a Ring every shard that is up, because each shard announces what
+// happens to its own keys. Otherwise one is enough, because the servers pass announcements on to each other.
+func (o *ownClient) servers() []client {
+	ring, ok := o.userClient.(ringClient)
+	switch {
+	case o.client != nil:
+		return []client{o.client}
+	case !ok:
+		return []client{o.userClient}
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	old, all := o.shards, []client{}
+	o.shards = make(map[*redis.Client]*redis.Client)
+	for _, shard := range ring.GetShardClients() {
+		own := old[shard]
+		if own == nil {
+			own = cloneSingle(o.subscription, shard.Options())
+		}
+		delete(old, shard)
+		o.shards[shard] = own
+		all = append(all, own)
+	}
+	for _, gone := range old {
+		gone.Close()
+	}
+	return all
+}
+
+// changed reports whether other shards of a Ring are up than servers returned.
+func (o *ownClient) changed() bool {
+	ring, ok := o.userClient.(ringClient)
+	if !ok {
+		return false
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	up := ring.GetShardClients()
+	for _, shard := range up {
+		if o.shards[shard] == nil {
+			return true
+		}
+	}
+	return len(up) != len(o.shards)
+}
+
+// close closes the clients of the subscription. The subscription's ctx has ended, so close does not wait for a silent
+// server.
+func (o *ownClient) close() {
+	if o.client != nil {
+		o.client.Close()
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, own := range o.shards {
+		own.Close()
+	}
+}
+
+type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
+
+// boundDialer makes connections that end with the subscription. Its dials end with the subscription or with their ctx.
+// go-redis has dialers that obey neither (TLS), reads that nothing interrupts, and a PubSub that reconnects when it
+// should not.
+func boundDialer(subscription context.Context, dial dialer) dialer {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		type dialed struct {
+			net.Conn
+			err error
+		}
+		done, gone := make(chan dialed), make(chan struct{})
+		defer close(gone)
+		go func() {
+			conn, err := dial(ctx, network, addr)
+			select {
+			case done <- dialed{conn, err}:
+			case <-gone:
+				if err == nil {
+					conn.Close()
+				}
+			}
+		}()
+		select {
+		case d := <-done:
+			if d.err != nil {
+				return nil, d.err
+			}
+			return &boundConn{d.Conn, context.AfterFunc(subscription, func() { d.Close() })}, nil
+		case <-subscription.Done():
+			return closedConn(), nil
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// closedConn is the result of a dial after the subscription has ended. An error would make the pool wait, log it and
+// dial again.
+func closedConn() net.Conn {
+	conn, other := net.Pipe()
+	other.Close()
+	conn.Close()
+	return conn
+}
+
+type boundConn struct {
+	net.Conn
+	unbind func() bool
+}
+
+func (b *boundConn) Close() error {
+	b.unbind()
+	return b.Conn.Close()
+}

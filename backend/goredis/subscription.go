@@ -1,0 +1,253 @@
+package goredis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// This file runs the one subscription, over many connections. go-redis would reconnect silently, and announcements
+// would be missed silently. So a connection that may have missed one is closed, all listeners are notified, and a new
+// one is made.
+
+const (
+	// silence is how long a connection may be quiet before it is sent a PING, and how long the reply may then take.
+	silence = time.Second
+	// maxConnect is how long connecting and subscribing may take.
+	maxConnect = 3 * time.Second
+	// After a connection breaks, the next attempt waits minWait. The wait doubles up to maxWait.
+	minWait = 50 * time.Millisecond
+	maxWait = time.Second
+)
+
+var (
+	errNoReply      = errors.New("no reply to PING")
+	errNotReceiving = errors.New("subscription is stale: did not receive our own announcement")
+	errShards       = errors.New("the set of Ring shards that are up has changed")
+)
+
+// run is the life of a subscription: from the first user to the end of ctx, after the last user.
+func (p *pubsub) run(ctx context.Context, delay time.Duration) {
+	if !sleep(ctx, delay) {
+		return
+	}
+	own := newOwnClient(ctx, p.userClient)
+	p.own.Store(own)
+	defer func() {
+		p.own.Store(nil)
+		own.close()
+		p.reset()
+	}()
+	for wait := minWait; ; wait = min(2*wait, maxWait) {
+		if p.serve(ctx, own) > maxWait {
+			wait = minWait
+		}
+		// Half of the wait is random: thousands of processes lose a server at the same moment.
+		if !sleep(ctx, wait/2+rand.N(wait/2)) {
+			return
+		}
+	}
+}
+
+// sleep returns false if ctx ended first.
+func sleep(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return ctx.Err() == nil
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// serve makes a connection and passes on its announcements until it breaks or may have missed one. It returns how long
+// the connection worked.
+func (p *pubsub) serve(ctx context.Context, own *ownClient) time.Duration {
+	links, err := p.connect(ctx, own)
+	inner, cancel := context.WithCancel(ctx)
+	var tasks sync.WaitGroup
+	defer func() {
+		if ctx.Err() == nil { // before all else: the rest may take a moment
+			p.setDisconnected(fmt.Errorf("goredis: disconnected: %w", err))
+		}
+		cancel()
+		for _, l := range links {
+			l.Close()
+		}
+		tasks.Wait()
+	}()
+	if err != nil {
+		return 0
+	}
+	began := time.Now()
+	p.setSubscribed()
+	broken := make(chan error, len(links))
+	for _, l := range links {
+		tasks.Go(func() { broken <- p.read(l) })
+	}
+	tasks.Go(func() { p.inspect(inner, links) })
+	err = p.monitor(ctx, own, links, broken)
+	return time.Since(began)
+}
+
+// link is the connection to one server.
+type link struct {
+	*redis.PubSub
+	server   client
+	base     time.Time
+	received atomic.Int64 // when something last arrived, since base; written by the reader of the link
+	pinged   int64        // when the last PING was sent, since base; only monitor uses it
+}
+
+// connect returns once every server has confirmed the subscription.
+func (p *pubsub) connect(ctx context.Context, own *ownClient) (links []*link, err error) {
+	ctx, cancel := context.WithTimeout(ctx, maxConnect)
+	defer cancel()
+	for _, server := range own.servers() {
+		links = append(links, &link{PubSub: server.Subscribe(ctx, p.channel), server: server, base: time.Now()})
+	}
+	for _, l := range links {
+		for confirmed := false; !confirmed; {
+			message, err := l.Receive(ctx)
+			if err != nil {
+				return links, err
+			}
+			s, ok := message.(*redis.Subscription)
+			confirmed = ok && s.Kind == "subscribe" && s.Channel == p.channel
+		}
+	}
+	if len(links) == 0 {
+		return nil, errShards
+	}
+	return links, nil
+}
+
+// noReconnect returns a ctx that has ended. A PubSub checks whether its ctx has ended only before it reconnects, so
+// with this ctx it never does. For reads and writes it uses the deadline only.
+func noReconnect(deadline time.Duration) context.Context {
+	ctx, cancel := context.Background(), context.CancelFunc(nil)
+	if deadline > 0 {
+		ctx, cancel = context.WithTimeout(ctx, deadline)
+	} else {
+		ctx, cancel = context.WithCancel(ctx)
+	}
+	cancel()
+	return ctx
+}
+
+// read passes on what arrives until the connection breaks. It reads without a deadline: a deadline that passed in the
+// middle of a message would leave the other half to be read as the next message.
+func (p *pubsub) read(l *link) error {
+	ctx := noReconnect(0)
+	for {
+		message, err := l.Receive(ctx)
+		if err != nil {
+			return err
+		}
+		l.received.Store(int64(time.Since(l.base)))
+		if m, ok := message.(*redis.Message); ok {
+			if a, ok := parseAnnouncement(m.Payload); ok {
+				p.dispatch(a)
+			}
+		}
+	}
+}
+
+// monitor waits for the first sign that the connection may have missed an announcement.
+func (p *pubsub) monitor(ctx context.Context, own *ownClient, links []*link, broken <-chan error) error {
+	timer := time.NewTimer(silence)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case err := <-broken:
+			return err
+		case <-timer.C:
+		}
+		next := silence
+		for _, l := range links {
+			due, err := l.check(time.Since(l.base))
+			if err != nil {
+				return err
+			}
+			next = min(next, due)
+		}
+		if p.selfCheck.missing(time.Now()) {
+			return errNotReceiving
+		}
+		if own.changed() {
+			return errShards
+		}
+		timer.Reset(next)
+	}
+}
+
+// check sends a PING on a quiet link, and returns when to check again.
+func (l *link) check(now time.Duration) (next time.Duration, err error) {
+	received, pinged := time.Duration(l.received.Load()), time.Duration(l.pinged)
+	switch {
+	case pinged > received && now-pinged >= silence:
+		return 0, errNoReply
+	case pinged > received:
+		return pinged + silence - now, nil
+	case now-received < silence:
+		return received + silence - now, nil
+	}
+	l.pinged = int64(now)
+	return silence, l.Ping(noReconnect(silence))
+}
+
+// inspect warns about settings of the servers that put the promises of refill in doubt. A setting that a server does
+// not report is assumed to be fine.
+func (p *pubsub) inspect(ctx context.Context, links []*link) {
+	for _, l := range links {
+		info, err := detached(ctx, new(calls), func(ctx context.Context) (string, error) {
+			return l.server.Do(ctx, "info").Text()
+		})
+		if err != nil {
+			continue
+		}
+		for _, warning := range parseInfo(info) {
+			p.warn(warning)
+		}
+	}
+}
+
+// parseInfo returns the warnings that follow from a reply to INFO.
+func parseInfo(info string) (warnings []error) {
+	for line := range strings.Lines(info) {
+		field, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+		switch field {
+		case "redis_version":
+			major, _, _ := strings.Cut(value, ".")
+			if n, err := strconv.Atoi(major); err == nil && n < 7 {
+				warnings = append(warnings,
+					fmt.Errorf("goredis: Redis %s: 7.0 or newer is needed (SET with NX and GET)", value))
+			}
+		case "role":
+			if value == "slave" {
+				warnings = append(warnings,
+					errors.New("goredis: the server is a replica: its data may be old, and it grants no leases"))
+			}
+		case "maxmemory_policy":
+			if value == "volatile-ttl" {
+				warnings = append(warnings, errors.New("goredis: maxmemory-policy volatile-ttl evicts leases and claims "+
+					"first; allkeys-lru and noeviction do not"))
+			}
+		}
+	}
+	return warnings
+}

@@ -1,0 +1,428 @@
+// Package memory is the reference backend of refill, within one process. A Loader without Config.Shared uses it, and a
+// test of several nodes shares one [Store] between its Loaders. It follows the rules of package driver word for word,
+// so it is also the place to read what a store has to do.
+package memory
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/refill-go/refill/driver"
+)
+
+// Store implements [driver.Store] and [driver.Locks] in the memory of this process. It needs no closing.
+type Store struct {
+	base time.Time // the clock is base plus the monotonic time since then, so setting the wall clock does not move it
+
+	mu        sync.Mutex // guards all below
+	items     map[string]*item
+	tags      map[string]tagState
+	lastTag   time.Time // when a tag was last invalidated or expired
+	locks     map[string]*lock
+	listeners map[*listener]struct{}
+	fence     uint64 // of the last lock taken, of any key: so it rises for each key
+	limit     int    // of items, and of tags; above it some are evicted
+}
+
+var (
+	_ driver.Store = (*Store)(nil)
+	_ driver.Locks = (*Store)(nil)
+)
+
+// item is all that is stored under one key.
+type item struct {
+	value, lease, claim expiring
+}
+
+// expiring is data with an end. The zero value is nothing.
+type expiring struct {
+	data    string
+	until   time.Time
+	awaited bool      // of a lease: a caller waits for its holder
+	began   time.Time // of a claim: when it was taken
+}
+
+// tagState is what is known of a tag until then. The zero value is nothing.
+type tagState struct {
+	driver.TagState
+	until time.Time
+}
+
+// New returns an empty Store. It holds at most about 100,000 values, and as many tags.
+func New() *Store {
+	return &Store{
+		base:      time.Now(),
+		items:     make(map[string]*item),
+		tags:      make(map[string]tagState),
+		locks:     make(map[string]*lock),
+		listeners: make(map[*listener]struct{}),
+		limit:     100_000,
+	}
+}
+
+// Check implements driver.Store. It finds nothing wrong.
+func (s *Store) Check() error { return nil }
+
+// Now implements driver.Store: the clock of this process.
+func (s *Store) Now() time.Time { return s.base.Add(time.Since(s.base)) }
+
+// current returns the data, after dropping it if it has ended.
+func (e *expiring) current(now time.Time) string {
+	if !now.Before(e.until) {
+		*e = expiring{}
+	}
+	return e.data
+}
+
+// update runs a step on the item of key, under the mutex, and drops the item if the step leaves it empty.
+func (s *Store) update(ctx context.Context, key string, step func(i *item, now time.Time)) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.Now()
+	i := s.items[key]
+	if i == nil {
+		i = new(item)
+	}
+	i.value.current(now)
+	i.lease.current(now)
+	i.claim.current(now)
+	step(i, now)
+	if *i == (item{}) {
+		delete(s.items, key)
+		return nil
+	}
+	if s.items[key] == nil {
+		s.items[key] = i
+		s.evict(now)
+	}
+	return nil
+}
+
+// evict drops values above the limit, in the random order of the map.
+func (s *Store) evict(now time.Time) {
+	if len(s.items) <= s.limit {
+		return
+	}
+	for key, i := range s.items {
+		if i.lease.current(now) == "" && i.claim.current(now) == "" {
+			delete(s.items, key)
+		}
+		if len(s.items) <= s.limit {
+			return
+		}
+	}
+}
+
+// Get implements driver.Store.
+func (s *Store) Get(ctx context.Context, key string) (record []byte, err error) {
+	err = s.update(ctx, key, func(i *item, _ time.Time) {
+		if i.value.data != "" {
+			record = []byte(i.value.data)
+		}
+	})
+	return record, err
+}
+
+// GetMany implements driver.Store.
+func (s *Store) GetMany(ctx context.Context, keys ...string) (records [][]byte, err error) {
+	records = make([][]byte, len(keys))
+	for i, key := range keys {
+		if records[i], err = s.Get(ctx, key); err != nil {
+			return nil, err
+		}
+	}
+	return records, nil
+}
+
+// Acquire implements driver.Store.
+func (s *Store) Acquire(ctx context.Context, r driver.AcquireRequest) (a driver.AcquireResult, err error) {
+	err = s.update(ctx, r.Key, func(i *item, now time.Time) {
+		failure, failed := strings.CutPrefix(i.lease.data, "!")
+		switch {
+		case i.value.data != "" && driver.RecordToken([]byte(i.value.data)) != r.Seen:
+			a.State, a.Record = driver.Changed, []byte(i.value.data)
+			if i.lease.data == r.Token && r.Token != "" {
+				i.lease = expiring{}
+				s.announce(driver.Announcement{Kind: driver.Released, Key: r.Key, Token: r.Token})
+			}
+		case i.lease.data == "", i.lease.data == r.Token, failed && r.Mode == driver.Force:
+			if i.lease.data != r.Token { // otherwise keep its awaited mark
+				i.lease = expiring{data: r.Token, until: now.Add(r.LeaseTTL)}
+			}
+			if i.claim.data != r.Token {
+				i.claim = expiring{data: r.Token, until: now.Add(r.ClaimTTL), began: s.afterTags(now)}
+			}
+			a.Now = i.claim.began
+		default:
+			if a.State = driver.Held; failed {
+				a.Failure = failure
+			} else {
+				a.Holder = i.lease.data
+			}
+			if r.Mode != driver.Try {
+				a.Left = i.lease.until.Sub(now)
+				i.lease.awaited = true
+			}
+		}
+	})
+	return a, err
+}
+
+// Renew implements driver.Store.
+func (s *Store) Renew(ctx context.Context, key, token string, ttl time.Duration) (mine bool, err error) {
+	err = s.update(ctx, key, func(i *item, now time.Time) {
+		if mine = i.lease.data == token && i.claim.data == token; mine {
+			i.lease.until = now.Add(ttl)
+		}
+	})
+	return mine, err
+}
+
+// Publish implements driver.Store.
+func (s *Store) Publish(ctx context.Context, r driver.PublishRequest) (result driver.PublishResult, err error) {
+	err = s.update(ctx, r.Key, func(i *item, now time.Time) {
+		if i.claim.data != r.Token || r.Token == "" || !r.Began.IsZero() && !r.Began.Equal(i.claim.began) {
+			if result = driver.Rejected; r.Token != "" && driver.RecordToken([]byte(i.value.data)) == r.Token {
+				result = driver.Stored // by an earlier try whose reply was lost
+			}
+			s.release(i, r.Key, r.Token)
+			return
+		}
+		silent := r.AnnounceIfAwaited && i.lease.data == r.Token && !i.lease.awaited
+		*i = item{value: expiring{data: string(r.Record), until: now.Add(r.Keep)}}
+		if silent {
+			return
+		}
+		a := driver.Announcement{Kind: driver.Filled, Key: r.Key, Token: r.Token, Replaced: r.Replaced}
+		if len(r.Record) <= driver.MaxAnnouncedRecord {
+			a.Record = []byte(i.value.data)
+		}
+		s.announce(a)
+	})
+	return result, err
+}
+
+// Fail implements driver.Store.
+func (s *Store) Fail(ctx context.Context, key, token, failure string, ttl time.Duration) error {
+	return s.update(ctx, key, func(i *item, now time.Time) {
+		if !i.free(token) {
+			return
+		}
+		if ttl > 0 && i.lease.data == "" { // the lease of another fill stays: that fill tries for itself
+			i.lease = expiring{data: "!" + failure, until: now.Add(ttl)}
+		}
+		s.announce(driver.Announcement{Kind: driver.Failed, Key: key, Token: token, Failure: failure})
+	})
+}
+
+// Release implements driver.Store.
+func (s *Store) Release(ctx context.Context, key, token string) error {
+	return s.update(ctx, key, func(i *item, _ time.Time) { s.release(i, key, token) })
+}
+
+func (s *Store) release(i *item, key, token string) {
+	if i.free(token) {
+		s.announce(driver.Announcement{Kind: driver.Released, Key: key, Token: token})
+	}
+}
+
+// free clears lease and claim, each if it belongs to the token, and reports whether one did.
+func (i *item) free(token string) (had bool) {
+	for _, e := range [...]*expiring{&i.lease, &i.claim} {
+		if token != "" && e.data == token {
+			*e, had = expiring{}, true
+		}
+	}
+	return had
+}
+
+// Invalidate implements driver.Store.
+func (s *Store) Invalidate(ctx context.Context, by string, keys ...string) error {
+	return s.updateAll(ctx, keys, func(key string, i *item, _ time.Time) {
+		*i = item{}
+		s.announce(driver.Announcement{Kind: driver.Invalidated, Key: key, Token: by})
+	})
+}
+
+// Expire implements driver.Store.
+func (s *Store) Expire(ctx context.Context, by string, keys ...string) error {
+	return s.updateAll(ctx, keys, func(key string, i *item, now time.Time) {
+		i.lease, i.claim = expiring{}, expiring{}
+		if b := []byte(i.value.data); driver.ExpireRecord(b, now) {
+			i.value.data = string(b)
+		} else {
+			i.value = expiring{}
+		}
+		s.announce(driver.Announcement{Kind: driver.Expired, Key: key, Token: by})
+	})
+}
+
+func (s *Store) updateAll(ctx context.Context, keys []string, step func(string, *item, time.Time)) error {
+	for _, key := range keys {
+		if err := s.update(ctx, key, func(i *item, now time.Time) { step(key, i, now) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Tags implements driver.Store.
+func (s *Store) Tags(ctx context.Context, tags ...string) (states []driver.TagState, err error) {
+	err = s.updateTags(ctx, tags, func(_ string, t *tagState, _ time.Time) {
+		states = append(states, t.TagState)
+	})
+	return states, err
+}
+
+// EnsureTags implements driver.Store.
+func (s *Store) EnsureTags(ctx context.Context, reach, keep time.Duration, tags ...string) error {
+	return s.updateTags(ctx, tags, func(_ string, t *tagState, now time.Time) {
+		if !t.Known {
+			t.TagState = driver.TagState{Known: true, Invalidated: now.Add(-reach)}
+		}
+		t.keep(now.Add(keep))
+	})
+}
+
+// InvalidateTags implements driver.Store.
+func (s *Store) InvalidateTags(ctx context.Context, by string, keep time.Duration, tags ...string) error {
+	return s.updateTags(ctx, tags, func(tag string, t *tagState, now time.Time) {
+		s.lastTag = s.afterTags(now)
+		t.Known, t.Invalidated = true, s.lastTag
+		t.keep(now.Add(keep))
+		s.announce(driver.Announcement{Kind: driver.TagInvalidated, Key: tag, Token: by, At: s.lastTag})
+	})
+}
+
+// ExpireTags implements driver.Store.
+func (s *Store) ExpireTags(ctx context.Context, by string, keep time.Duration, tags ...string) error {
+	return s.updateTags(ctx, tags, func(tag string, t *tagState, now time.Time) {
+		s.lastTag = s.afterTags(now)
+		if !t.Known {
+			t.Known, t.Invalidated = true, s.lastTag
+		}
+		t.Expired = s.lastTag
+		t.keep(now.Add(keep))
+		s.announce(driver.Announcement{Kind: driver.TagExpired, Key: tag, Token: by, At: s.lastTag})
+	})
+}
+
+// afterTags returns now, or a moment just after the last change of a tag if the clock has not moved since. In a bubble
+// of testing/synctest the clock stands still, and a load that begins after InvalidateTags would otherwise be invalid.
+func (s *Store) afterTags(now time.Time) time.Time {
+	if after := s.lastTag.Add(time.Microsecond); now.Before(after) {
+		return after
+	}
+	return now
+}
+
+// keep lets a state live until then at least.
+func (t *tagState) keep(until time.Time) {
+	if t.until.Before(until) {
+		t.until = until
+	}
+}
+
+// updateTags runs a step on the state of each tag, under the mutex, after dropping a state that has ended.
+func (s *Store) updateTags(
+	ctx context.Context, tags []string, step func(tag string, t *tagState, now time.Time),
+) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.Now()
+	for _, tag := range tags {
+		t := s.tags[tag]
+		if !now.Before(t.until) {
+			delete(s.tags, tag)
+			t = tagState{}
+		}
+		step(tag, &t, now)
+		if t.Known {
+			s.tags[tag] = t
+			s.evictTags(tag)
+		}
+	}
+	return nil
+}
+
+// evictTags drops tag states above the limit, in random order, but not the given one. Values with a dropped tag become
+// invalid.
+func (s *Store) evictTags(except string) {
+	for tag := range s.tags {
+		if len(s.tags) <= s.limit {
+			return
+		}
+		if tag != except {
+			delete(s.tags, tag)
+		}
+	}
+}
+
+// listener passes announcements to one subscriber, in order, on a goroutine of its own: the subscriber may call the
+// Store.
+type listener struct {
+	prefix string
+	queue  []driver.Announcement // guarded by Store.mu
+	more   chan struct{}         // holds one wake-up
+	quit   chan struct{}
+}
+
+// announce queues an announcement for its subscribers. The caller holds s.mu.
+func (s *Store) announce(a driver.Announcement) {
+	for l := range s.listeners {
+		if strings.HasPrefix(a.Key, l.prefix) {
+			l.queue = append(l.queue, a)
+			signal(l.more)
+		}
+	}
+}
+
+// Subscribe implements driver.Store.
+func (s *Store) Subscribe(name string, handle func(driver.Announcement)) (stop func()) {
+	l := &listener{prefix: name + ":", more: make(chan struct{}, 1), quit: make(chan struct{})}
+	s.mu.Lock()
+	s.listeners[l] = struct{}{}
+	s.mu.Unlock()
+	handle(driver.Announcement{Kind: driver.Subscribed})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-l.quit:
+				return
+			case <-l.more:
+			}
+			s.mu.Lock()
+			queue := l.queue
+			l.queue = nil
+			s.mu.Unlock()
+			for _, a := range queue {
+				handle(a)
+			}
+		}
+	}()
+	return sync.OnceFunc(func() {
+		s.mu.Lock()
+		delete(s.listeners, l)
+		s.mu.Unlock()
+		close(l.quit)
+		<-done
+	})
+}
+
+// signal leaves a wake-up in a channel that holds one, unless it has one already.
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,239 @@
+package refill
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/refill-go/refill/driver"
+	"github.com/refill-go/refill/internal/l1"
+)
+
+// This file turns a value into a record and into an entry of L1, and back.
+
+// Codec encodes values of one type. Its methods are called from many goroutines.
+type Codec interface {
+	// Name is part of every record. A record with another name is a miss, so change it when the encoding changes.
+	Name() string
+	Marshal(v any) ([]byte, error)
+	Unmarshal(data []byte, pointer any) error
+}
+
+type jsonCodec struct{}
+
+func (jsonCodec) Name() string                       { return "json" }
+func (jsonCodec) Marshal(v any) ([]byte, error)      { return json.Marshal(v) }
+func (jsonCodec) Unmarshal(data []byte, p any) error { return json.Unmarshal(data, p) }
+
+// rawCodec leaves []byte and string as they are. A decoded []byte shares the memory of the record, which is the
+// Loader's.
+type rawCodec struct{}
+
+func (rawCodec) Name() string { return "raw" }
+
+func (rawCodec) Marshal(v any) ([]byte, error) {
+	if s, ok := v.(string); ok {
+		return []byte(s), nil
+	}
+	return v.([]byte), nil
+}
+
+func (rawCodec) Unmarshal(data []byte, p any) error {
+	switch p := p.(type) {
+	case *string:
+		*p = string(data)
+	case *[]byte:
+		*p = data[:len(data):len(data)]
+	}
+	return nil
+}
+
+// codecFor returns the codec of a value type, and the kind that its records carry.
+func codecFor[V any](c Codec) (Codec, string) {
+	if c == nil {
+		c = jsonCodec{}
+		switch any((*V)(nil)).(type) {
+		case *string, *[]byte:
+			c = rawCodec{}
+		}
+	}
+	return c, c.Name() + " " + reflect.TypeFor[V]().String()
+}
+
+// entry is one value in L1.
+type entry[V any] = l1.Entry[content[V]]
+
+// content is what the Loader keeps in an entry.
+type content[V any] struct {
+	value   V
+	err     error // an absence
+	token   string
+	life    life
+	noStore bool   // no value: it must not be stored, see Fill.NoStore
+	extra   *extra // nil for most values
+}
+
+// extra is what a value may have besides.
+type extra struct {
+	validator string
+	tags      []string
+}
+
+func (c *content[V]) tags() []string {
+	if c.extra == nil {
+		return nil
+	}
+	return c.extra.tags
+}
+
+// newEntry makes the entry of a record, without its value.
+func (l *Loader[V]) newEntry(key string, r *driver.Record, epoch l1.Epoch) *entry[V] {
+	c := content[V]{token: r.Token, life: lifeOf(r), noStore: r.NoStore}
+	c.life.refreshAt = refreshFrom(c.life, r.LoadTook, l.cfg.EarlyRefresh, l.cfg.XFetch, uniform(l.l1.Hash(r.Token)))
+	if r.Validator != "" || len(r.Tags) > 0 {
+		c.extra = &extra{validator: r.Validator, tags: r.Tags}
+	}
+	tags := make([]string, len(r.Tags))
+	for i, tag := range r.Tags {
+		tags[i] = storeKey(tag)
+	}
+	e := l.l1.NewEntry(key, epoch, tags, c)
+	e.NotBefore = c.life.notBefore()
+	return e
+}
+
+// inL1 judges an entry of L1.
+func inL1[V any](e *entry[V], now int64) freshness {
+	return e.Data.life.inL1(now, e.TrustUntil, e.ServeUntil.Load() == 0)
+}
+
+// putL1 puts an entry into L1. An entry that is no longer fresh is not served from there; it replaces an older one that
+// would be. An entry that was invalidated meanwhile is dropped.
+func (l *Loader[V]) putL1(e *entry[V], size int) {
+	if !l.l1.NotInvalidated(e) {
+		return
+	}
+	if now, life := l.now(), &e.Data.life; life.at(now) <= refreshDue { // otherwise not a hit, even within a clock tick
+		e.TrustUntil = min(life.freshUntil, now+l.cfg.LocalTTL.Microseconds())
+		e.ServeUntil.Store(min(life.refreshAt, e.TrustUntil))
+		if e.Data.noStore {
+			e.ServeUntil.Store(1) // never a hit, and not superseded
+		}
+	}
+	l.l1.Put(e, size)
+}
+
+// encode makes the record of what was loaded, and the entry that a reader of that record gets. So all nodes see the
+// same value, even if the codec leaves something out. With an error, the entry has the value as it was loaded.
+func (r *refill[V]) encode(token string, began time.Time, v loaded[V]) (*entry[V], []byte, error) {
+	rec := driver.Record{
+		Token: token, LoadBegan: began, LoadTook: v.took, Kind: r.kind, Validator: v.terms.validator,
+		Tags: r.tagsOf(v.terms),
+	}
+	r.setTimes(&rec, v)
+	asLoaded := r.newEntry(r.key, &rec, r.epoch)
+	asLoaded.Data.value = v.value
+	if rec.NotFound {
+		rec.Payload = []byte(v.err.Error())
+		asLoaded.Data.err = &absence{v.err.Error()}
+	}
+	if v.terms.noStore {
+		return asLoaded, nil, nil
+	}
+	var record []byte
+	err := safely(func() (err error) {
+		if err = validateTags("tag", rec.Tags); err != nil {
+			return err
+		}
+		if !rec.NotFound {
+			if rec.Payload, err = r.codec.Marshal(v.value); err != nil {
+				return err
+			}
+		}
+		record, err = rec.Append(nil)
+		return err
+	})
+	if err != nil {
+		return asLoaded, nil, invalid("value", "of %q: encoding it as %s: %v", r.key, r.codec.Name(), err)
+	}
+	e, err := r.decodeRecord(r.key, record, r.epoch)
+	if err != nil {
+		return asLoaded, nil, invalid("value", "of %q: decoding it again as %s: %v", r.key, r.codec.Name(), err)
+	}
+	return e, record, nil
+}
+
+// setTimes sets how long a record lives.
+func (l *Loader[V]) setTimes(rec *driver.Record, v loaded[V]) {
+	ttl := l.cfg.TTL
+	rec.StaleFor, rec.StaleIfError = l.cfg.StaleFor, l.cfg.StaleIfError
+	if v.terms.ownTTL {
+		ttl = v.terms.ttl
+	}
+	if v.terms.ownStale {
+		rec.StaleFor = v.terms.staleFor
+	}
+	if v.err != nil { // an absence is an answer for a while, never a stale one
+		rec.NotFound, ttl, rec.StaleFor, rec.StaleIfError = true, l.cfg.NotFoundTTL, 0, 0
+	}
+	if v.terms.noStore {
+		ttl, rec.StaleFor, rec.StaleIfError = 0, 0, 0
+	}
+	rec.FreshUntil = rec.LoadBegan.Add(jittered(ttl, l.cfg.Jitter, rand.Float64()))
+}
+
+// tagsOf are the tags of a value: those of all values of the Loader, and its own.
+func (l *Loader[V]) tagsOf(t terms) []string {
+	tags := slices.Clone(l.cfg.Tags)
+	for _, tag := range t.tags {
+		if !slices.Contains(tags, tag) {
+			tags = append(tags, tag)
+		}
+	}
+	return tags
+}
+
+// decode reads a record of the store. Anything but a record of this Loader is a miss, and nil.
+func (l *Loader[V]) decode(key string, record []byte, epoch l1.Epoch) *entry[V] {
+	if record == nil {
+		return nil
+	}
+	e, err := l.decodeRecord(key, record, epoch)
+	if err != nil {
+		l.emit(Event{Kind: EventBadRecord, Key: key, Err: err})
+		return nil
+	}
+	return e
+}
+
+func (l *Loader[V]) decodeRecord(key string, record []byte, epoch l1.Epoch) (*entry[V], error) {
+	r, err := driver.DecodeRecord(record)
+	if err != nil {
+		return nil, err
+	}
+	if r.Kind != l.kind {
+		return nil, fmt.Errorf("refill: record holds %q, not %q", r.Kind, l.kind)
+	}
+	e := l.newEntry(key, &r, epoch)
+	switch {
+	case r.NoStore:
+		return e, nil
+	case r.NotFound:
+		e.Data.err = &absence{string(r.Payload)}
+		return e, nil
+	}
+	return e, safely(func() error { return l.codec.Unmarshal(r.Payload, &e.Data.value) })
+}
+
+// safely turns a panic of a codec into an error: it must not end the process.
+func safely(f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v", p)
+		}
+	}()
+	return f()
+}

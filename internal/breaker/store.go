@@ -1,0 +1,63 @@
+package breaker
+
+import (
+	"context"
+	"time"
+
+	"github.com/refill-go/refill/driver"
+)
+
+// The steps of a refill go through the breaker. The other methods of driver.Store are those of the store itself.
+
+// Get implements driver.Store.
+func (b *Breaker) Get(ctx context.Context, key string) ([]byte, error) {
+	return call(b, key, func() ([]byte, error) { return b.Store.Get(ctx, key) })
+}
+
+// GetMany implements driver.Store.
+func (b *Breaker) GetMany(ctx context.Context, keys ...string) ([][]byte, error) {
+	return call(b, first(keys), func() ([][]byte, error) { return b.Store.GetMany(ctx, keys...) })
+}
+
+// Acquire implements driver.Store.
+func (b *Breaker) Acquire(ctx context.Context, r driver.AcquireRequest) (driver.AcquireResult, error) {
+	return call(b, r.Key, func() (driver.AcquireResult, error) { return b.Store.Acquire(ctx, r) })
+}
+
+// Publish implements driver.Store.
+func (b *Breaker) Publish(ctx context.Context, r driver.PublishRequest) (driver.PublishResult, error) {
+	return call(b, r.Key, func() (driver.PublishResult, error) { return b.Store.Publish(ctx, r) })
+}
+
+// Fail implements driver.Store.
+func (b *Breaker) Fail(ctx context.Context, key, token, failure string, ttl time.Duration) error {
+	return callErr(b, key, func() error { return b.Store.Fail(ctx, key, token, failure, ttl) })
+}
+
+// Release implements driver.Store.
+func (b *Breaker) Release(ctx context.Context, key, token string) error {
+	return callErr(b, key, func() error { return b.Store.Release(ctx, key, token) })
+}
+
+// Tags implements driver.Store.
+func (b *Breaker) Tags(ctx context.Context, tags ...string) ([]driver.TagState, error) {
+	return call(b, first(tags), func() ([]driver.TagState, error) { return b.Store.Tags(ctx, tags...) })
+}
+
+// EnsureTags implements driver.Store.
+func (b *Breaker) EnsureTags(ctx context.Context, reach, keep time.Duration, tags ...string) error {
+	return callErr(b, first(tags), func() error { return b.Store.EnsureTags(ctx, reach, keep, tags...) })
+}
+
+func callErr(b *Breaker, key string, f func() error) error {
+	_, err := call(b, key, func() (struct{}, error) { return struct{}{}, f() })
+	return err
+}
+
+// first is the key to probe if a call has many. A tag is probed as the key of the same text: a store places both alike.
+func first(keys []string) string {
+	if len(keys) == 0 {
+		return ""
+	}
+	return keys[0]
+}

@@ -1,0 +1,238 @@
+// Package flight lets many callers of one key share one call. It knows who is in a flight and nothing of what the
+// flight does: callers join, wait and leave, the call delivers an answer, and the flight ends.
+//
+// golang.org/x/sync/singleflight cannot carry what is promised here: callers that leave on their own, a context that
+// ends with the last of them, an early answer from a call that goes on, and a group that can be closed.
+package flight
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+)
+
+var (
+	// ErrAbandoned is the cause of a flight's context when the last caller has left.
+	ErrAbandoned = errors.New("flight: all callers have left")
+	// ErrClosed is returned by Join after Close. It is also the cause of a flight's context that Close or Abort has ended.
+	ErrClosed = errors.New("flight: group is closed")
+	// ErrNoAnswer is returned by Wait and WaitEnd when the flight ended without an answer.
+	ErrNoAnswer = errors.New("flight: ended without an answer")
+)
+
+// Flight is the one call for a key that callers share. A is its answer, M a message about its key.
+//
+// The leader owns a flight: it calls Launch or End, once. The methods without a comment about others belong to the
+// goroutine that runs the call; ownership passes with Launch.
+type Flight[A, M any] struct {
+	group   *Group[A, M]
+	key     string
+	refresh bool // started by a Refresh: it does not answer with a stored value
+
+	// values has the values of the leader's context and never ends. ctx ends when the last caller has left.
+	values context.Context
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+
+	deliver sync.Once     // guards the next two
+	ready   chan struct{} // closed when answer can be read
+	answer  A             // written before ready is closed, by the call or by the timer
+
+	done     chan struct{} // closed when the flight has ended; the next two are read after that only
+	final    A
+	finished bool // final is set
+
+	timer *time.Timer // delivers an answer that the call replaces if it is fast enough
+
+	// Guarded by group.mu.
+	waiters    int  // callers that have joined and not left
+	background bool // the flight goes on without waiters
+	hurried    bool // an urgent caller has joined
+
+	// Made by Listen: most flights end before they need them.
+	inbox  chan M        // messages are hints, so a full inbox loses nothing
+	urgent chan struct{} // closed when an urgent caller has joined
+}
+
+// Context ends when the last caller has left, and after Abort. It has the values of the leader's context.
+func (f *Flight[A, M]) Context() context.Context { return f.ctx }
+
+// Values is Context without its end: for what must be done after the callers have left.
+func (f *Flight[A, M]) Values() context.Context { return f.values }
+
+// Deliver answers the callers. Only the first answer counts. The flight may go on.
+func (f *Flight[A, M]) Deliver(a A) {
+	f.deliver.Do(func() {
+		f.answer = a
+		close(f.ready)
+	})
+}
+
+// DeliverAfter delivers a after d, unless a better answer comes first. The first DeliverAfter counts.
+func (f *Flight[A, M]) DeliverAfter(d time.Duration, a A) {
+	switch {
+	case d == 0:
+		f.Deliver(a)
+	case f.timer == nil:
+		f.timer = time.AfterFunc(d, func() { f.Deliver(a) })
+	}
+}
+
+// Finish sets the final answer of the flight, and delivers it if none was delivered.
+func (f *Flight[A, M]) Finish(a A) {
+	f.final, f.finished = a, true
+	f.Deliver(a)
+}
+
+// Wait returns the first answer. Any caller of the flight may call it.
+func (f *Flight[A, M]) Wait(ctx context.Context) (a A, err error) {
+	select {
+	case <-f.ready:
+		return f.answer, nil
+	case <-ctx.Done():
+		return a, ctx.Err()
+	case <-f.done:
+		if f.delivered() {
+			return f.answer, nil
+		}
+		return a, ErrNoAnswer
+	}
+}
+
+// WaitEnd waits for the end of the flight and returns its final answer. Any caller may call it, also an Observer.
+func (f *Flight[A, M]) WaitEnd(ctx context.Context) (a A, err error) {
+	select {
+	case <-ctx.Done():
+		return a, ctx.Err()
+	case <-f.done:
+		if !f.finished {
+			return a, ErrNoAnswer
+		}
+		return f.final, nil
+	}
+}
+
+func (f *Flight[A, M]) delivered() bool {
+	select {
+	case <-f.ready:
+		return true
+	default:
+		return false
+	}
+}
+
+// Leave is called once by each Leader and Waiter. When the last caller of a flight leaves, its context ends and it can
+// no longer be joined, in one act. Otherwise a caller could join a flight that is cancelled already, and get the
+// cancellation of another caller although it has time left (tailscale issue 18919).
+func (f *Flight[A, M]) Leave() {
+	g := f.group
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	f.waiters--
+	switch {
+	case f.waiters > 0:
+	case !f.background:
+		g.forget(f)
+		f.cancel(ErrAbandoned)
+	case g.closed.Load():
+		f.cancel(ErrClosed)
+	}
+}
+
+// Forget keeps later callers from joining this flight. It goes on for those that have joined.
+func (f *Flight[A, M]) Forget() {
+	f.group.mu.Lock()
+	defer f.group.mu.Unlock()
+	f.group.forget(f)
+}
+
+// ContinueInBackground lets the flight go on after its callers have left. It returns false if that is not allowed: all
+// have left already, or the group is closed.
+func (f *Flight[A, M]) ContinueInBackground() bool {
+	f.group.mu.Lock()
+	defer f.group.mu.Unlock()
+	if !f.background && (f.group.closed.Load() || f.ctx.Err() != nil) {
+		return false
+	}
+	f.background = true
+	return true
+}
+
+// Unawaited reports whether the flight runs in the background and no caller waits for its answer.
+func (f *Flight[A, M]) Unawaited() bool {
+	f.group.mu.Lock()
+	defer f.group.mu.Unlock()
+	return f.background && (f.waiters == 0 || f.delivered())
+}
+
+// Listen opens the inbox of the flight. A second call has no effect.
+func (f *Flight[A, M]) Listen() {
+	g := f.group
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if f.inbox != nil {
+		return
+	}
+	f.inbox, f.urgent = make(chan M, 4), make(chan struct{})
+	if f.hurried {
+		close(f.urgent)
+	}
+	if g.listening[f.key] == nil {
+		g.listening[f.key] = make(map[*Flight[A, M]]struct{})
+	}
+	g.listening[f.key][f] = struct{}{}
+}
+
+// Inbox receives the messages about the key, after Listen.
+func (f *Flight[A, M]) Inbox() <-chan M { return f.inbox }
+
+// Urgent is closed when an urgent caller has joined, after Listen.
+func (f *Flight[A, M]) Urgent() <-chan struct{} { return f.urgent }
+
+// DrainInbox drops the messages that have arrived.
+func (f *Flight[A, M]) DrainInbox() {
+	for {
+		select {
+		case <-f.inbox:
+		default:
+			return
+		}
+	}
+}
+
+// receive never blocks. A message that finds the inbox full is dropped: the flight still has messages to read, and it
+// looks at the store after each of them, so after this one as well.
+func (f *Flight[A, M]) receive(m M) {
+	select {
+	case f.inbox <- m:
+	default:
+	}
+}
+
+// Launch runs the call on a goroutine of its own, and ends the flight when it returns.
+func (f *Flight[A, M]) Launch(call func()) {
+	go func() {
+		defer f.End()
+		call()
+	}()
+}
+
+// End ends the flight. Its callers get the answer that was delivered, or ErrNoAnswer.
+func (f *Flight[A, M]) End() {
+	g := f.group
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.forget(f)
+	delete(g.running, f)
+	delete(g.listening[f.key], f)
+	if len(g.listening[f.key]) == 0 {
+		delete(g.listening, f.key)
+	}
+	if f.timer != nil {
+		f.timer.Stop()
+	}
+	close(f.done)
+	f.cancel(nil)
+	g.checkDone()
+}

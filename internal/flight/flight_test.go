@@ -1,0 +1,358 @@
+package flight
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+type group = Group[string, int]
+
+func newGroup() *group { return NewGroup[string, int](2) }
+
+// join joins, and demands a role.
+func join(t *testing.T, g *group, want Want, role Role) *Flight[string, int] {
+	t.Helper()
+	f, got, err := g.Join(t.Context(), "k", want, false)
+	if err != nil || got != role {
+		t.Fatalf("role %v, %v; want %v", got, err, role)
+	}
+	return f
+}
+
+// isClosed reports whether c is closed, without waiting.
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+func TestCallersShareAFlight(t *testing.T) {
+	g := newGroup()
+	f := join(t, g, Answer, Leader)
+	for range 3 {
+		if join(t, g, Answer, Waiter) != f {
+			t.Fatal("a second flight of the same key")
+		}
+	}
+	other, role, err := g.Join(t.Context(), "other", Answer, false)
+	if err != nil || role != Leader || other == f {
+		t.Errorf("another key: %v, %v", role, err)
+	}
+	f.Launch(func() { f.Finish("answer") })
+	for range 4 {
+		if a, err := f.Wait(t.Context()); a != "answer" || err != nil {
+			t.Errorf("%q, %v", a, err)
+		}
+		f.Leave()
+	}
+	if a, err := f.WaitEnd(t.Context()); a != "answer" || err != nil {
+		t.Errorf("at the end: %q, %v", a, err)
+	}
+	if g.Has("k") || join(t, g, Answer, Leader) == f {
+		t.Error("a flight that has ended can be joined")
+	}
+}
+
+func TestRoles(t *testing.T) {
+	g := newGroup()
+	f := join(t, g, Answer, Leader)
+	if join(t, g, Background, None) != nil {
+		t.Error("a role without a flight, and a flight")
+	}
+	if join(t, g, Refresh, Observer) != f {
+		t.Error("a Refresh observes another flight")
+	}
+	f.End()
+	refresh := join(t, g, Refresh, Leader)
+	if join(t, g, Refresh, Waiter) != refresh {
+		t.Error("two Refreshes do not share a flight")
+	}
+	join(t, g, Background, None)
+	if join(t, g, Answer, Leader) == refresh {
+		t.Error("an Answer joins a Refresh, which ignores what is stored")
+	}
+	g.Forget("k")
+	if f := join(t, g, Background, Leader); !f.Unawaited() {
+		t.Error("a flight in the background has a waiter")
+	}
+}
+
+// The context of a flight ends with its last caller, in one act with the end of joining.
+func TestLastCallerEndsTheContext(t *testing.T) {
+	g := newGroup()
+	f := join(t, g, Answer, Leader)
+	join(t, g, Answer, Waiter)
+	f.Leave()
+	if f.Context().Err() != nil || !g.Has("k") {
+		t.Error("ended with the first of two callers")
+	}
+	f.Leave()
+	if context.Cause(f.Context()) != ErrAbandoned || g.Has("k") {
+		t.Errorf("cause %v, joinable: %v", context.Cause(f.Context()), g.Has("k"))
+	}
+	if f.Values().Err() != nil {
+		t.Error("Values ended as well")
+	}
+	if f.ContinueInBackground() {
+		t.Error("goes on without callers")
+	}
+	f.End()
+	if _, err := f.Wait(t.Context()); !errors.Is(err, ErrNoAnswer) {
+		t.Errorf("Wait: %v", err)
+	}
+	if _, err := f.WaitEnd(t.Context()); !errors.Is(err, ErrNoAnswer) {
+		t.Errorf("WaitEnd: %v", err)
+	}
+}
+
+func TestContextKeepsValuesAndNoCancellation(t *testing.T) {
+	type key struct{}
+	ctx, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, "tenant"))
+	f, _, err := newGroup().Join(ctx, "k", Answer, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	if f.Context().Err() != nil || f.Context().Value(key{}) != "tenant" {
+		t.Errorf("%v, value %v", f.Context().Err(), f.Context().Value(key{}))
+	}
+	if _, err := f.Wait(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("Wait ignores the ctx of its caller: %v", err)
+	}
+	if _, err := f.WaitEnd(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("WaitEnd ignores the ctx of its caller: %v", err)
+	}
+}
+
+// An early answer reaches the callers; the flight goes on, and its final answer is another one.
+func TestContinueInBackground(t *testing.T) {
+	g := newGroup()
+	f := join(t, g, Answer, Leader)
+	if f.Unawaited() {
+		t.Error("unawaited, with a caller")
+	}
+	if !f.ContinueInBackground() || f.Unawaited() {
+		t.Error("does not go on, or is unawaited before its caller has an answer")
+	}
+	f.Deliver("stale")
+	f.Deliver("late")
+	if a, err := f.Wait(t.Context()); a != "stale" || err != nil || !f.Unawaited() {
+		t.Errorf("%q, %v, unawaited: %v", a, err, f.Unawaited())
+	}
+	f.Leave()
+	if f.Context().Err() != nil || !g.Has("k") {
+		t.Error("ended with its last caller")
+	}
+	f.Finish("fresh")
+	f.End()
+	if a, err := f.Wait(t.Context()); a != "stale" || err != nil {
+		t.Errorf("first answer %q, %v", a, err)
+	}
+	if a, err := f.WaitEnd(t.Context()); a != "fresh" || err != nil {
+		t.Errorf("final answer %q, %v", a, err)
+	}
+}
+
+func TestDeliverAfter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for final, want := range map[string]string{"": "stale", "fresh": "fresh"} {
+			f := join(t, newGroup(), Answer, Leader)
+			f.DeliverAfter(time.Second, "stale")
+			f.DeliverAfter(time.Millisecond, "a second one")
+			began := time.Now()
+			if final != "" {
+				f.Finish(final)
+			}
+			if a, _ := f.Wait(t.Context()); a != want || final == "" && time.Since(began) != time.Second {
+				t.Errorf("%q after %v, want %q", a, time.Since(began), want)
+			}
+			f.End()
+		}
+		f := join(t, newGroup(), Answer, Leader)
+		f.DeliverAfter(time.Second, "never")
+		f.End()
+		time.Sleep(time.Minute)
+		if f.delivered() {
+			t.Error("an answer after the end of the flight")
+		}
+	})
+}
+
+func TestMessages(t *testing.T) {
+	g := newGroup()
+	f := join(t, g, Answer, Leader)
+	g.Notify("k", 0) // there is no inbox yet
+	f.Listen()
+	f.Listen()
+	g.Forget("k")
+	g.Notify("k", 1)
+	g.Notify("another key", 2)
+	g.NotifyAll(3)
+	for _, want := range []int{1, 3} {
+		if m := <-f.Inbox(); m != want {
+			t.Errorf("message %d, want %d", m, want)
+		}
+	}
+	for range 100 { // a full inbox does not block
+		g.Notify("k", 4)
+	}
+	f.DrainInbox()
+	if len(f.Inbox()) != 0 {
+		t.Error("the inbox was not drained")
+	}
+	f.End()
+	g.Notify("k", 5)
+	g.NotifyAll(6)
+	if len(f.Inbox()) != 0 || len(g.listening) != 0 {
+		t.Error("a flight that has ended gets messages")
+	}
+}
+
+func TestUrgent(t *testing.T) {
+	for name, listenFirst := range map[string]bool{"joins before Listen": false, "joins after Listen": true} {
+		g := newGroup()
+		f := join(t, g, Answer, Leader)
+		if listenFirst {
+			f.Listen()
+		}
+		for range 2 {
+			if _, _, err := g.Join(t.Context(), "k", Answer, true); err != nil {
+				t.Fatal(err)
+			}
+		}
+		f.Listen()
+		if !isClosed(f.Urgent()) {
+			t.Errorf("an urgent caller %s: the flight does not learn of it", name)
+		}
+	}
+	f := join(t, newGroup(), Answer, Leader)
+	f.Listen()
+	if isClosed(f.Urgent()) {
+		t.Error("urgent without an urgent caller")
+	}
+}
+
+func TestForget(t *testing.T) {
+	g := newGroup()
+	f := join(t, g, Answer, Leader)
+	g.ForgetAll()
+	next := join(t, g, Answer, Leader)
+	f.Forget() // not the flight that can be joined
+	f.End()
+	if !g.Has("k") {
+		t.Error("the end of a forgotten flight hides the next one")
+	}
+	next.Forget()
+	if g.Has("k") || next.Context().Err() != nil {
+		t.Error("a forgotten flight can be joined, or was cancelled")
+	}
+}
+
+func TestAdmit(t *testing.T) {
+	g := newGroup()
+	for range 2 {
+		if g.Admit(false) != nil {
+			t.Fatal("refused below the limit")
+		}
+	}
+	if g.Admit(false) == nil {
+		t.Error("admitted above the limit")
+	}
+	if g.Admit(true) != nil {
+		t.Error("an exempt caller was refused")
+	}
+	g.Depart()
+	if g.Admit(false) == nil {
+		t.Error("exempt callers do not count")
+	}
+	g.Depart()
+	if g.Admit(false) != nil {
+		t.Error("Depart frees no place")
+	}
+}
+
+// Close ends flights that no caller waits for; the others end by themselves, or with Abort.
+func TestClose(t *testing.T) {
+	g := newGroup()
+	idle := join(t, g, Background, Leader)
+	g.Forget("k")
+	awaited := join(t, g, Background, Leader)
+	join(t, g, Answer, Waiter)
+	g.Forget("k")
+	plain := join(t, g, Answer, Leader)
+	g.Close()
+	g.Close()
+	if context.Cause(idle.Context()) != ErrClosed || awaited.Context().Err() != nil || plain.Context().Err() != nil {
+		t.Errorf("idle: %v, awaited: %v, plain: %v",
+			context.Cause(idle.Context()), awaited.Context().Err(), plain.Context().Err())
+	}
+	if _, _, err := g.Join(t.Context(), "k", Answer, false); !errors.Is(err, ErrClosed) || !g.Closed() {
+		t.Errorf("Join after Close: %v", err)
+	}
+	if plain.ContinueInBackground() {
+		t.Error("a flight goes on in the background of a closed group")
+	}
+	awaited.Leave()
+	if context.Cause(awaited.Context()) != ErrClosed {
+		t.Errorf("after its last caller: %v", context.Cause(awaited.Context()))
+	}
+	idle.End()
+	awaited.End()
+	g.Abort()
+	if context.Cause(plain.Context()) != ErrClosed || isClosed(g.Done()) {
+		t.Errorf("Abort: %v; done: %v", context.Cause(plain.Context()), isClosed(g.Done()))
+	}
+	plain.End()
+	if !isClosed(g.Done()) {
+		t.Error("not done after the last flight")
+	}
+	empty := newGroup()
+	if empty.Close(); !isClosed(empty.Done()) {
+		t.Error("an empty group is not done after Close")
+	}
+}
+
+// Callers come and go at once. A caller with time left never gets the cancellation of a caller that has left.
+func TestJoinAndLeaveConcurrently(t *testing.T) {
+	g := NewGroup[string, int](1 << 20)
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			for range 2000 {
+				f, role, err := g.Join(t.Context(), "k", Answer, false)
+				if err != nil {
+					t.Error(err)
+				}
+				if role == Leader {
+					f.Launch(func() {
+						for range 10 {
+							runtime.Gosched()
+						}
+						if cause := context.Cause(f.Context()); cause == nil {
+							f.Finish("answer")
+						} else {
+							f.Finish(cause.Error())
+						}
+					})
+				}
+				if i%2 == 0 { // the others leave at once
+					if a, err := f.Wait(t.Context()); a != "answer" || err != nil {
+						t.Errorf("%q, %v", a, err)
+					}
+				}
+				f.Leave()
+			}
+		})
+	}
+	wg.Wait()
+	g.Close()
+	<-g.Done()
+}

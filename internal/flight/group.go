@@ -1,0 +1,213 @@
+package flight
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+)
+
+// ErrFull is returned by Admit when too many callers wait already.
+var ErrFull = errors.New("flight: too many callers")
+
+// Group holds flights. At most one flight per key can be joined.
+type Group[A, M any] struct {
+	maxWaiters int64
+	waiting    atomic.Int64 // callers between Admit and Depart
+
+	closed atomic.Bool   // no new flights; written under mu
+	done   chan struct{} // closed when the group is closed and no flight runs
+
+	mu        sync.Mutex                            // guards all below, and the membership of each flight
+	byKey     map[string]*Flight[A, M]              // the flight that can be joined
+	listening map[string]map[*Flight[A, M]]struct{} // flights with an inbox, those that were forgotten included
+	running   map[*Flight[A, M]]struct{}            // flights that have not ended
+}
+
+// NewGroup returns a Group that admits maxWaiters callers at once.
+func NewGroup[A, M any](maxWaiters int) *Group[A, M] {
+	return &Group[A, M]{
+		maxWaiters: int64(maxWaiters),
+		done:       make(chan struct{}),
+		byKey:      make(map[string]*Flight[A, M]),
+		listening:  make(map[string]map[*Flight[A, M]]struct{}),
+		running:    make(map[*Flight[A, M]]struct{}),
+	}
+}
+
+// Want says what a caller needs a flight for.
+type Want uint8
+
+// What a caller can want.
+const (
+	// Answer: any answer will do.
+	Answer Want = iota
+	// Refresh: the call must do its work even if there is an answer already. Only a flight started for a Refresh will do.
+	Refresh
+	// Background: no caller waits. The flight is started unless the key has one.
+	Background
+)
+
+// Role is what a caller is in a flight.
+type Role uint8
+
+// The roles in a flight.
+const (
+	// None: Background found a flight, and there is nothing to do.
+	None Role = iota
+	// Leader: the caller has started the flight. It calls Launch or End; it waits like a Waiter, unless it joined with
+	// Background.
+	Leader
+	// Waiter: the caller has joined a flight. It calls Wait, and Leave at the end.
+	Waiter
+	// Observer: Refresh found a flight that was not started for a Refresh. The caller may call WaitEnd; it does not call
+	// Leave.
+	Observer
+)
+
+// Admit counts a caller that is going to wait. Depart undoes it. An exempt caller is always admitted.
+func (g *Group[A, M]) Admit(exempt bool) error {
+	for {
+		n := g.waiting.Load()
+		if n >= g.maxWaiters && !exempt {
+			return ErrFull
+		}
+		if g.waiting.CompareAndSwap(n, n+1) {
+			return nil
+		}
+	}
+}
+
+// Depart is called once by each caller that was admitted, when it no longer waits.
+func (g *Group[A, M]) Depart() { g.waiting.Add(-1) }
+
+// Join joins the flight of key, or starts one if there is none. A caller with Answer that finds a flight started for a
+// Refresh starts another one: the Refresh does not answer with what is stored. urgent is passed on to the call, see
+// [Flight.Urgent].
+func (g *Group[A, M]) Join(
+	ctx context.Context, key string, want Want, urgent bool,
+) (f *Flight[A, M], role Role, err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed.Load() {
+		return nil, None, ErrClosed
+	}
+	f = g.byKey[key]
+	switch {
+	case f == nil || f.refresh && want == Answer:
+		return g.start(ctx, key, want, urgent), Leader, nil
+	case want == Background:
+		return nil, None, nil
+	case want == Refresh && !f.refresh:
+		return f, Observer, nil
+	}
+	f.waiters++
+	if urgent && !f.hurried {
+		f.hurried = true
+		if f.urgent != nil {
+			close(f.urgent)
+		}
+	}
+	return f, Waiter, nil
+}
+
+// start makes a flight. The caller holds g.mu.
+func (g *Group[A, M]) start(ctx context.Context, key string, want Want, urgent bool) *Flight[A, M] {
+	f := &Flight[A, M]{
+		group: g, key: key, refresh: want == Refresh, hurried: urgent,
+		ready: make(chan struct{}), done: make(chan struct{}),
+	}
+	if f.background = want == Background; !f.background {
+		f.waiters = 1
+	}
+	f.values = context.WithoutCancel(ctx)
+	f.ctx, f.cancel = context.WithCancelCause(f.values)
+	g.byKey[key] = f
+	g.running[f] = struct{}{}
+	return f
+}
+
+// forget takes a flight out of sight of later callers. The caller holds g.mu.
+func (g *Group[A, M]) forget(f *Flight[A, M]) {
+	if g.byKey[f.key] == f {
+		delete(g.byKey, f.key)
+	}
+}
+
+// Has reports whether key has a flight that can be joined.
+func (g *Group[A, M]) Has(key string) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.byKey[key] != nil
+}
+
+// Forget keeps later callers from joining the flight of key. It goes on for those that have joined.
+func (g *Group[A, M]) Forget(key string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.byKey, key)
+}
+
+// ForgetAll is Forget for all keys.
+func (g *Group[A, M]) ForgetAll() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	clear(g.byKey)
+}
+
+// Notify puts a message into the inbox of every flight of key, those that were forgotten included.
+func (g *Group[A, M]) Notify(key string, m M) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for f := range g.listening[key] {
+		f.receive(m)
+	}
+}
+
+// NotifyAll puts a message into the inbox of every flight.
+func (g *Group[A, M]) NotifyAll(m M) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, flights := range g.listening {
+		for f := range flights {
+			f.receive(m)
+		}
+	}
+}
+
+// Close lets no flight start any more, and ends the context of those in the background that no caller waits for.
+func (g *Group[A, M]) Close() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed.Swap(true) {
+		return
+	}
+	for f := range g.running {
+		if f.background && f.waiters == 0 {
+			f.cancel(ErrClosed)
+		}
+	}
+	g.checkDone()
+}
+
+// Closed reports whether Close was called.
+func (g *Group[A, M]) Closed() bool { return g.closed.Load() }
+
+// Done is closed after Close, when no flight runs any more.
+func (g *Group[A, M]) Done() <-chan struct{} { return g.done }
+
+// Abort ends the context of every flight.
+func (g *Group[A, M]) Abort() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for f := range g.running {
+		f.cancel(ErrClosed)
+	}
+}
+
+// checkDone is called when running has shrunk. The caller holds g.mu.
+func (g *Group[A, M]) checkDone() {
+	if g.closed.Load() && len(g.running) == 0 {
+		close(g.done)
+	}
+}

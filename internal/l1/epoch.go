@@ -1,0 +1,91 @@
+package l1
+
+const (
+	keyStripes = 1 << 16
+	tagStripes = 1 << 13
+
+	notSubscribed = ^uint64(0)     // Epoch.subscription of what was read while announcements could not be received
+	shut          = ^uint64(0) - 1 // Cache.subscription after Shut
+)
+
+// Epoch is when a read of a key began, counted in events instead of time.
+type Epoch struct {
+	Key  uint32 // raised by each invalidation of the key
+	Tags uint64 // how many invalidations of tags there were
+
+	subscription uint64
+}
+
+// Epoch returns the epoch of key now. Note it before a read of the key begins.
+func (c *Cache[T]) Epoch(key string) Epoch {
+	e := Epoch{
+		Key:          c.stripes[c.Hash(key)%keyStripes].Load(),
+		subscription: c.subscription.Load(),
+		Tags:         c.tagEpoch.Load(),
+	}
+	if e.subscription%2 == 0 {
+		e.subscription = notSubscribed // what is read now may miss an announcement
+	}
+	return e
+}
+
+// Valid reports whether nothing has invalidated e since its read began, as far as this process can know.
+func (c *Cache[T]) Valid(e *Entry[T]) bool {
+	return e.Epoch.subscription == c.subscription.Load() && c.NotInvalidated(e)
+}
+
+// NotInvalidated is the weaker promise that is left while announcements cannot be received: none was received about e.
+func (c *Cache[T]) NotInvalidated(e *Entry[T]) bool {
+	return e.Epoch.Key == c.stripes[e.hash%keyStripes].Load() && (len(e.tags) == 0 || !c.TagInvalidated(e))
+}
+
+// Invalidate makes the entry of key invalid, and every read of key that has begun.
+func (c *Cache[T]) Invalidate(key string) {
+	h := c.Hash(key)
+	c.stripes[h%keyStripes].Add(1)
+	if c.back != nil {
+		c.hot.drop(h, key)
+		c.back.Del(h)
+	}
+}
+
+// tagStripe is the counter of a tag. Tags that share one are invalidated together; their values are read again.
+func (c *Cache[T]) tagStripe(tag string) uint16 { return uint16(c.Hash(tag) % tagStripes) }
+
+// InvalidateTag makes entries with the tag invalid, and every read of such an entry that has begun.
+func (c *Cache[T]) InvalidateTag(tag string) {
+	c.tagMu.Lock()
+	defer c.tagMu.Unlock()
+	n := c.tagEpoch.Load() + 1
+	c.tagStripes[c.tagStripe(tag)].Store(n)
+	c.tagEpoch.Store(n) // last: a reader that notes n sees the stripe
+}
+
+// TagEpoch is how many invalidations of tags there were.
+func (c *Cache[T]) TagEpoch() uint64 { return c.tagEpoch.Load() }
+
+// TagInvalidated reports whether a tag of e was invalidated after its read began.
+func (c *Cache[T]) TagInvalidated(e *Entry[T]) bool {
+	var last uint64
+	for _, stripe := range e.tags {
+		last = max(last, c.tagStripes[stripe].Load())
+	}
+	return last > e.Epoch.Tags
+}
+
+// SetSubscribed says whether announcements can be received from now on. A change invalidates every entry: announcements
+// may have been missed.
+func (c *Cache[T]) SetSubscribed(yes bool) {
+	for {
+		s := c.subscription.Load()
+		if s == shut || (s%2 == 1) == yes {
+			return
+		}
+		if c.subscription.CompareAndSwap(s, s+1) {
+			return
+		}
+	}
+}
+
+// Shut makes every entry invalid for ever.
+func (c *Cache[T]) Shut() { c.subscription.Store(shut) }

@@ -1,0 +1,60 @@
+package l1
+
+import "sync/atomic"
+
+// maxHot is the largest number of slots in the hot table.
+const maxHot = 1 << 16
+
+// hotTable is the table in front of ristretto: direct-mapped by hash, without a lock.
+type hotTable[T any] struct {
+	slots []atomic.Pointer[Entry[T]] // a power of two
+	room  int64                      // for costs
+	used  atomic.Int64               // sum of costs; above room only while entries are being evicted
+	hand  atomic.Uint64              // the slot that was evicted last
+}
+
+func (t *hotTable[T]) setUp(slots int, room int64) {
+	t.slots, t.room = make([]atomic.Pointer[Entry[T]], slots), room
+}
+
+func (t *hotTable[T]) slot(hash uint64) *atomic.Pointer[Entry[T]] {
+	return &t.slots[hash&uint64(len(t.slots)-1)]
+}
+
+// put replaces whatever is in the slot of e: the next Get of e.Key must find e here.
+func (t *hotTable[T]) put(e *Entry[T]) {
+	slot := t.slot(e.hash)
+	if e.cost > t.room {
+		t.drop(e.hash, e.Key)
+		return
+	}
+	t.account(slot.Swap(e), e)
+	for i := 0; t.used.Load() > t.room && i < len(t.slots); i++ {
+		if victim := &t.slots[t.hand.Add(1)%uint64(len(t.slots))]; victim != slot {
+			t.account(victim.Swap(nil), nil)
+		}
+	}
+}
+
+// promote replaces old by e, if old is still there and there is room.
+func (t *hotTable[T]) promote(old, e *Entry[T]) {
+	if t.used.Load()+e.cost <= t.room+costOf(old) && t.slot(e.hash).CompareAndSwap(old, e) {
+		t.account(old, e)
+	}
+}
+
+func (t *hotTable[T]) drop(hash uint64, key string) {
+	slot := t.slot(hash)
+	if e := slot.Load(); e != nil && e.Key == key && slot.CompareAndSwap(e, nil) {
+		t.account(e, nil)
+	}
+}
+
+func (t *hotTable[T]) account(out, in *Entry[T]) { t.used.Add(costOf(in) - costOf(out)) }
+
+func costOf[T any](e *Entry[T]) int64 {
+	if e == nil {
+		return 0
+	}
+	return e.cost
+}

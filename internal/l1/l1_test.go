@@ -1,0 +1,148 @@
+package l1
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+)
+
+func newTestCache(t *testing.T, cfg Config) *Cache[int] {
+	t.Helper()
+	cfg.Tick, cfg.Now = time.Hour, time.Now // all is within one tick
+	if cfg.Entries == 0 {
+		cfg.Entries = 10_000
+	}
+	c, err := New[int](cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	c.SetSubscribed(true)
+	return c
+}
+
+// The hot table counts what it holds, keeps its bound, and still holds what was put last.
+func TestHotTableKeepsItsBound(t *testing.T) {
+	for name, cfg := range map[string]Config{
+		"entries": {Entries: 1000}, "bytes": {Bytes: 1 << 16}, "one": {Entries: 1}, "few bytes": {Bytes: 100, Entries: 10},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newTestCache(t, cfg)
+			var wg sync.WaitGroup
+			for g := range 4 {
+				wg.Go(func() {
+					r := rand.New(rand.NewPCG(1, uint64(g)))
+					for range 5000 {
+						key := fmt.Sprint(r.IntN(3000))
+						switch r.IntN(10) {
+						case 0:
+							c.Invalidate(key)
+						case 1, 2, 3:
+							c.Get(key)
+						default:
+							c.Put(c.NewEntry(key, c.Epoch(key), nil, 0), r.IntN(2000))
+						}
+					}
+				})
+			}
+			wg.Wait()
+			var sum int64
+			for i := range c.hot.slots {
+				sum += costOf(c.hot.slots[i].Load())
+			}
+			if used := c.hot.used.Load(); sum != used || used > c.hot.room {
+				t.Errorf("%d in the slots, %d counted, room for %d", sum, used, c.hot.room)
+			}
+			e := c.NewEntry("last", c.Epoch("last"), nil, 0)
+			c.Put(e, 20)
+			if e.cost <= c.hot.room && c.Get("last") != e {
+				t.Error("the hot table does not hold what was just put")
+			}
+		})
+	}
+}
+
+func TestEpochs(t *testing.T) {
+	c := newTestCache(t, Config{})
+	fresh := func(key string) *Entry[int] {
+		e := c.NewEntry(key, c.Epoch(key), nil, 0)
+		c.Put(e, 1)
+		return e
+	}
+	e := fresh("k")
+	if !c.Valid(e) {
+		t.Fatal("not valid")
+	}
+	c.Invalidate("k")
+	if c.Valid(e) || c.NotInvalidated(e) {
+		t.Error("Invalidate has no effect")
+	}
+	e = fresh("k")
+	c.SetSubscribed(true) // it works already
+	if !c.Valid(e) {
+		t.Error("a second SetSubscribed(true) invalidates")
+	}
+	c.SetSubscribed(false)
+	if c.Valid(e) || !c.NotInvalidated(e) {
+		t.Error("after a break of the subscription an entry is not valid, but not invalidated either")
+	}
+	whileDown := fresh("k2")
+	if c.Valid(whileDown) {
+		t.Error("read while announcements cannot be received, and valid")
+	}
+	c.SetSubscribed(true)
+	if c.Valid(e) || c.Valid(whileDown) {
+		t.Error("the return of the subscription makes older entries valid")
+	}
+	e = fresh("k")
+	c.Shut()
+	c.SetSubscribed(false)
+	c.SetSubscribed(true)
+	if c.Valid(e) || c.Valid(fresh("k3")) {
+		t.Error("valid after Shut")
+	}
+}
+
+// A slot of the hot table goes to the key that is asked for more often, even if both are in use all the time. But an
+// entry that ristretto does not have stays: it would be lost.
+func TestHotTableHoldsTheHottest(t *testing.T) {
+	c := newTestCache(t, Config{Entries: 100})
+	enter := func(key string) *Entry[int] {
+		e := c.NewEntry(key, c.Epoch(key), nil, 0)
+		c.Put(e, 1)
+		c.back.Wait()
+		return e
+	}
+	hot := enter("hot")
+	var cold *Entry[int]
+	for i := 0; cold == nil || c.hot.slot(cold.hash) != c.hot.slot(hot.hash); i++ {
+		if key := fmt.Sprint(i); c.hot.slot(c.Hash(key)) == c.hot.slot(hot.hash) {
+			cold = enter(key)
+		}
+	}
+	inSlot := func() string { return c.hot.slot(hot.hash).Load().Key }
+	hotReads := 0
+	for i := range 20_000 {
+		c.Get("hot")
+		if i%20 == 0 {
+			c.Get(cold.Key)
+		}
+		if inSlot() == "hot" {
+			hotReads++
+		}
+	}
+	if hotReads < 15_000 {
+		t.Errorf("a key that is asked for 20 times as often was in the hot table in %d of 20,000 reads", hotReads)
+	}
+	c.hot.put(cold)
+	c.back.Del(cold.hash)
+	c.back.Wait()
+	for range 1000 {
+		c.Get("hot")
+	}
+	if inSlot() != cold.Key {
+		t.Error("an entry that ristretto does not have was replaced while it was in use")
+	}
+}

@@ -1,0 +1,140 @@
+// Package retry repeats work that failed because a server did not answer, until it succeeds or is no longer needed.
+package retry
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"sync"
+	"time"
+)
+
+const (
+	maxPending = 10_000
+	pause      = 500 * time.Millisecond
+)
+
+// ErrFull is given to done for work that the queue has no room for.
+var ErrFull = errors.New("retry: too much work is pending")
+
+// Queue holds at most one piece of work W per key K. A goroutine runs while there is any.
+type Queue[K, W comparable] struct {
+	try   func(ctx context.Context, key K, work W) error
+	done  func(key K, work W, err error)
+	merge func(old, new W) W
+
+	wake  chan struct{} // holds one request to try now
+	ctx   context.Context
+	stop  context.CancelFunc
+	group sync.WaitGroup
+
+	mu      sync.Mutex // guards all below
+	pending map[K]item[W]
+	running bool
+}
+
+type item[W comparable] struct {
+	work  W
+	until time.Time
+}
+
+// New returns an empty Queue. try does the work. done is called with nil when try has succeeded, with its error when
+// the work is no longer needed, and with [ErrFull]. merge combines work for a key that has some already. No mutex is
+// held while these functions run, except for merge.
+func New[K, W comparable](
+	try func(context.Context, K, W) error, done func(K, W, error), merge func(old, new W) W,
+) *Queue[K, W] {
+	q := &Queue[K, W]{
+		try: try, done: done, merge: merge, wake: make(chan struct{}, 1), pending: make(map[K]item[W]),
+	}
+	q.ctx, q.stop = context.WithCancel(context.Background())
+	return q
+}
+
+// Add queues work for keys. It is not needed after until.
+func (q *Queue[K, W]) Add(keys []K, work W, until time.Time) {
+	for _, key := range q.add(keys, work, until) {
+		q.done(key, work, ErrFull)
+	}
+}
+
+// add returns the keys that there is no room for.
+func (q *Queue[K, W]) add(keys []K, work W, until time.Time) (rejected []K) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, key := range keys {
+		old, there := q.pending[key]
+		switch {
+		case there:
+			q.pending[key] = item[W]{q.merge(old.work, work), until}
+		case len(q.pending) >= maxPending:
+			rejected = append(rejected, key)
+		default:
+			q.pending[key] = item[W]{work, until}
+		}
+	}
+	if !q.running && q.ctx.Err() == nil {
+		q.running = true
+		q.group.Go(q.run)
+	}
+	return rejected
+}
+
+// Wake tries at once: the server may be back.
+func (q *Queue[K, W]) Wake() {
+	select {
+	case q.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (q *Queue[K, W]) run() {
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	for {
+		select {
+		case <-q.ctx.Done():
+			return
+		case <-q.wake:
+		case <-timer.C:
+		}
+		if !q.tryAll() {
+			return
+		}
+		timer.Reset(pause)
+	}
+}
+
+// tryAll tries what is pending, and reports whether some still is.
+func (q *Queue[K, W]) tryAll() bool {
+	q.mu.Lock()
+	tries := maps.Clone(q.pending)
+	q.mu.Unlock()
+	for key, i := range tries {
+		err := q.try(q.ctx, key, i.work)
+		if err != nil && !time.Now().After(i.until) {
+			break // the server is still gone, for the other keys as well
+		}
+		q.remove(key, i)
+		q.done(key, i.work, err)
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.running = len(q.pending) > 0
+	return q.running
+}
+
+// remove forgets work that is done, unless it was added again meanwhile.
+func (q *Queue[K, W]) remove(key K, i item[W]) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.pending[key] == i {
+		delete(q.pending, key)
+	}
+}
+
+// Close ends the goroutine and waits for it. What is pending stays undone.
+func (q *Queue[K, W]) Close() {
+	q.stop()
+	q.group.Wait()
+}

@@ -1,0 +1,170 @@
+package refill
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"os"
+	"reflect"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/refill-go/refill/driver"
+)
+
+// This file is about names: keys, names of Loaders, nodes and tokens.
+
+// maxKey is the longest key, in bytes, that is stored as it is.
+const maxKey = 512
+
+// storeKey is how a key (or a tag) stands in the store, in L1, in announcements, events and errors: unchanged, or as
+// "#" and its SHA-256. It is hashed if it is longer than maxKey, if it holds control characters, which garble logs and
+// consoles, and if it begins with '#', so that no key can look like the hash of another.
+func storeKey(key string) string {
+	if isPlain(key) && !hasControl(key) {
+		return key
+	}
+	sum := sha256.Sum256([]byte(key))
+	return "#" + hex.EncodeToString(sum[:])
+}
+
+// isPlain reports whether a key can be looked up in L1 as it is given. A key with control characters is not found
+// there.
+func isPlain(key string) bool { return key != "" && len(key) <= maxKey && key[0] != '#' }
+
+func hasControl(key string) bool {
+	for i := range len(key) {
+		if c := key[i]; c < ' ' || c == 0x7f {
+			return true
+		}
+	}
+	return false
+}
+
+// storeKey checks a key that is given to a method of the Loader.
+func (l *Loader[V]) storeKey(key string) (string, error) {
+	switch {
+	case l.flights.Closed():
+		return "", ErrClosed
+	case key == "":
+		return "", invalid("key", "empty")
+	}
+	return storeKey(key), nil
+}
+
+// full is a key or tag with the name of the Loader, as driver.Store wants it.
+func (l *Loader[V]) full(key string) string { return l.name + ":" + key }
+
+// short undoes full.
+func (l *Loader[V]) short(full string) string { return strings.TrimPrefix(full, l.name+":") }
+
+// maxName is the longest name of a Loader, in bytes.
+const maxName = 64
+
+// checkName accepts names that stay readable and unambiguous in the keys of a store and in metrics.
+func checkName(name string) error {
+	if name == "" {
+		return invalid("name", "empty")
+	}
+	if len(name) > maxName {
+		return invalid("name", "%d bytes, at most %d", len(name), maxName)
+	}
+	const allowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
+	if rest := strings.Trim(name, allowed); rest != "" {
+		return invalid("name", "%q: letters, digits, '.', '_' and '-' only", name)
+	}
+	return nil
+}
+
+// names are the names of this process's Loaders, with the kind of their records. Two types under one name would read
+// each other's values as misses, and load without end.
+var names = registry{users: make(map[nameIn]*nameUse)}
+
+type registry struct {
+	mu    sync.Mutex
+	users map[nameIn]*nameUse
+}
+
+type nameIn struct {
+	store driver.Store
+	name  string
+}
+
+type nameUse struct {
+	kind    string
+	loaders int
+}
+
+// enter notes that a Loader keeps values of a kind under a name in a store. leave is called when the Loader closes.
+func (r *registry) enter(s driver.Store, name, kind string) (leave func(), err error) {
+	if !reflect.ValueOf(s).Comparable() {
+		return func() {}, nil
+	}
+	at := nameIn{s, name}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	u := r.users[at]
+	switch {
+	case u == nil:
+		u = &nameUse{kind: kind}
+		r.users[at] = u
+	case u.kind != kind:
+		return nil, invalid("name", "%q is already in use for %q in this store; it cannot hold %q as well",
+			name, u.kind, kind)
+	}
+	u.loaders++
+	return func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if u.loaders--; u.loaders == 0 {
+			delete(r.users, at)
+		}
+	}, nil
+}
+
+// node names one Loader or Locker in the fleet, and makes its tokens: "host-random#counter".
+type node struct {
+	id    string
+	count atomic.Uint64
+}
+
+func newNode() *node {
+	host, err := os.Hostname()
+	if err != nil || host == "" {
+		host = "node"
+	}
+	host = strings.Map(func(r rune) rune {
+		if r == '#' || r == '!' || r <= ' ' || r > '~' {
+			return '_'
+		}
+		return r
+	}, host[:min(len(host), 32)])
+	var b [6]byte
+	rand.Read(b[:]) // never fails, see crypto/rand
+	return &node{id: host + "-" + hex.EncodeToString(b[:])}
+}
+
+// token makes a token that was never used before.
+func (n *node) token() string {
+	return n.id + "#" + strconv.FormatUint(n.count.Add(1), 36)
+}
+
+// made reports whether token is one of this node.
+func (n *node) made(token string) bool { return nodeOf(token) == n.id }
+
+// nodeOf is the node that made token.
+func nodeOf(token string) string {
+	id, _, _ := strings.Cut(token, "#")
+	return id
+}
+
+// isNil reports whether v is nil, or an interface that holds a nil pointer.
+func isNil(v any) bool {
+	if v == nil {
+		return true
+	}
+	r := reflect.ValueOf(v)
+	return r.Kind() == reflect.Pointer && r.IsNil()
+}

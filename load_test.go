@@ -1,0 +1,243 @@
+package refill_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/refill-go/refill"
+	"github.com/refill-go/refill/backend/memory"
+	"github.com/refill-go/refill/driver"
+)
+
+// This file tests how a load runs: its load slot, its time-out and its panics. It also tests store slots.
+
+func TestPanicAndGoexitAreErrors(t *testing.T) {
+	cause := errors.New("cause")
+	for name, load := range map[string]func(context.Context, string) (string, error){
+		"panic":       func(context.Context, string) (string, error) { panic("ouch") },
+		"panic error": func(context.Context, string) (string, error) { panic(cause) },
+		"nil pointer": func(context.Context, string) (string, error) { var p *string; return *p, nil },
+		"Goexit":      func(context.Context, string) (string, error) { runtime.Goexit(); return "", nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				shared := memory.New()
+				a := node(t, load, refill.Config{Shared: shared})
+				b := node(t, func(context.Context, string) (string, error) {
+					return "fine", nil
+				}, refill.Config{Shared: shared})
+				_, err := a.Get(t.Context(), "k")
+				var le *refill.LoadError
+				if !errors.As(err, &le) || !le.Panic || le.Timeout || le.RetryAfter != time.Second {
+					t.Fatalf("got %v, want a LoadError with Panic set", err)
+				}
+				if name == "panic error" && !errors.Is(err, cause) {
+					t.Errorf("got %v, want an error that wraps the one of the panic", err)
+				}
+				_, err = b.Get(t.Context(), "k") // the back-off, from another node
+				if !errors.As(err, &le) || !le.Panic || strings.Contains(err.Error(), "\n") {
+					t.Errorf("on another node: got %v, want a LoadError of one line with Panic set", err)
+				}
+				get(t, b, "other")
+				time.Sleep(1001 * ms)
+				get(t, b, "k")
+			})
+		})
+	}
+}
+
+// A load function ignores its ctx. Its callers get an error at LoadTimeout. The load keeps its load slot until the
+// function returns.
+func TestLoadTimeout(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		release := make(chan struct{})
+		var runs atomic.Int64
+		load := func(ctx context.Context, key string) (string, error) {
+			if key == "k" && runs.Add(1) == 1 {
+				<-release
+			}
+			return "v", nil
+		}
+		shared := memory.New()
+		l := node(t, load, refill.Config{Shared: shared, LoadTimeout: 2 * time.Second, MaxLoads: 1})
+		other := node(t, load, refill.Config{Shared: shared})
+		began := time.Now()
+		var wg sync.WaitGroup
+		timedOut := func(where string, err error) {
+			var le *refill.LoadError
+			if !errors.As(err, &le) || !le.Timeout || !errors.Is(err, context.DeadlineExceeded) ||
+				time.Since(began) != 2*time.Second {
+				t.Errorf("%s: got %v after %v, want a time-out after 2 s", where, err, time.Since(began))
+			}
+		}
+		wg.Go(func() {
+			_, err := l.Get(t.Context(), "k")
+			timedOut("the loading node", err)
+		})
+		synctest.Wait() // l loads
+		_, err := other.Get(t.Context(), "k")
+		timedOut("the waiting node", err)
+		wg.Wait()
+		time.Sleep(1001 * ms)
+		get(t, other, "k") // the back-off is over
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := l.Get(ctx, "new"); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v, want the ctx's error: the only load slot is in use", err)
+		}
+		close(release)
+		get(t, l, "new")
+	})
+}
+
+func TestMaxLoads(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{took: 100 * ms}
+		s := newSpy(memory.New())
+		l := node(t, d.load, refill.Config{TTL: time.Minute, Shared: s, MaxLoads: 4})
+		var wg sync.WaitGroup
+		for i := range 20 {
+			wg.Go(func() { get(t, l, fmt.Sprint(i)) }) // the store answers: loads queue
+		}
+		wg.Wait()
+		if d.most.Load() != 4 || d.loads.Load() != 20 {
+			t.Errorf("got %d loads at once, %d in all; want 4 and 20", d.most.Load(), d.loads.Load())
+		}
+		s.cut(true)
+		d.slow(time.Second)
+		var shed, served atomic.Int64
+		began := time.Now()
+		for i := range 20 {
+			wg.Go(func() {
+				switch _, err := l.Get(t.Context(), fmt.Sprint("new ", i)); {
+				case err == nil:
+					served.Add(1)
+				case errors.Is(err, refill.ErrOverloaded) && time.Since(began) == 250*ms:
+					shed.Add(1)
+				default:
+					t.Errorf("got %v after %v, want a value, or ErrOverloaded after 250 ms", err, time.Since(began))
+				}
+			})
+		}
+		wg.Wait()
+		if shed.Load() != 16 || served.Load() != 4 || d.most.Load() != 4 {
+			t.Errorf("got %d shed, %d served, %d loads at once; want 16, 4, 4", shed.Load(), served.Load(), d.most.Load())
+		}
+	})
+}
+
+// MaxLoads is 1. The outer load has the load slot. A Get of an uncacheable key queues for the slot. Then the outer load
+// asks for that key. The load of that key must no longer queue, because the outer load waits for it.
+func TestNestedLoadOfAnUncacheableKey(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var l *refill.Loader[string]
+		l = node(t, func(ctx context.Context, key string) (string, error) {
+			if key == "outer" {
+				time.Sleep(100 * ms)
+				return l.Get(ctx, "uncacheable")
+			}
+			refill.FillFrom(ctx).NoStore()
+			return key, nil
+		}, refill.Config{TTL: time.Minute, MaxLoads: 1})
+		get(t, l, "uncacheable") // leaves the no-store record
+		began := time.Now()
+		defer behind(t, l, "outer")()
+		time.Sleep(50 * ms)
+		get(t, l, "uncacheable")
+		if took := time.Since(began); took != 100*ms {
+			t.Errorf("Get returned after %v, want 100 ms: when the outer load asks for the key", took)
+		}
+	})
+}
+
+// pooled is a store behind a pool of connections. A call that finds none free waits, until its ctx ends.
+type pooled struct {
+	driver.Store
+	conns chan struct{}
+	took  time.Duration
+}
+
+func (s *pooled) call(ctx context.Context) error {
+	select {
+	case s.conns <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { <-s.conns }()
+	time.Sleep(s.took)
+	return ctx.Err()
+}
+
+func (s *pooled) Get(ctx context.Context, key string) ([]byte, error) {
+	if err := s.call(ctx); err != nil {
+		return nil, err
+	}
+	return s.Store.Get(ctx, key)
+}
+
+func (s *pooled) Acquire(ctx context.Context, b driver.AcquireRequest) (driver.AcquireResult, error) {
+	if err := s.call(ctx); err != nil {
+		return driver.AcquireResult{}, err
+	}
+	return s.Store.Acquire(ctx, b)
+}
+
+// A queue for connections is no outage. With as many connections as go-redis has by default, a thousand Gets of cold
+// keys at once are answered one after the other, and the circuit breaker stays closed.
+func TestAQueueForConnectionsIsNoOutage(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var outages atomic.Int64
+		d := &db{took: ms}
+		l := node(t, d.load, refill.Config{
+			TTL: time.Hour,
+			Shared: &pooled{
+				Store: memory.New(), took: 50 * ms,
+				conns: make(chan struct{}, 10*runtime.GOMAXPROCS(0)),
+			},
+			OnEvent: func(e refill.Event) {
+				if e.Kind == refill.EventStoreError || e.Kind == refill.EventBreakerOpen {
+					outages.Add(1)
+				}
+			},
+		})
+		var wg sync.WaitGroup
+		for i := range 1000 {
+			wg.Go(func() { get(t, l, fmt.Sprint(i)) })
+		}
+		wg.Wait()
+		if n := outages.Load(); n != 0 {
+			t.Errorf("got %d events of an outage, want 0: the store answers", n)
+		}
+		if n := d.loads.Load(); n != 1000 {
+			t.Errorf("got %d loads, want 1000: one per key", n)
+		}
+	})
+}
+
+// A caller that waits for a store slot leaves when its ctx ends.
+func TestACallerLeavesTheQueueForTheStore(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		slots := 30 * runtime.GOMAXPROCS(0)
+		l := node(t, (&db{}).load, refill.Config{
+			TTL: time.Hour, Shared: &pooled{Store: memory.New(), took: 200 * ms, conns: make(chan struct{}, slots)},
+		})
+		for i := range slots {
+			defer behind(t, l, fmt.Sprint(i))()
+		}
+		time.Sleep(ms)
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(10*ms, cancel)
+		began := time.Now()
+		if _, err := l.Get(ctx, "late"); err == nil || time.Since(began) != 10*ms {
+			t.Errorf("got %v after %v, want the ctx's error after 10 ms", err, time.Since(began))
+		}
+	})
+}

@@ -1,0 +1,60 @@
+package httprefill
+
+import (
+	"hash/maphash"
+	"sync/atomic"
+	"time"
+)
+
+// passFor is how long requests go straight to the handler after a response that was not to be shared. Each of these
+// requests extends it, so requests for a busy URL of this kind never wait.
+const passFor = 10 * time.Second
+
+// passMarks remembers which responses were not to be shared (hit-for-miss). It is bounded and needs no lock: one slot
+// per hash, and the last writer wins. A pass mark only decides which requests wait for which. So a lost mark does no
+// harm, nor does one that two keys with the same hash share.
+type passMarks struct {
+	seed  maphash.Seed
+	slots [1 << 12]atomic.Pointer[passMark]
+}
+
+// passMark is written before it is stored, and only read afterwards.
+type passMark struct {
+	hash  uint64
+	until time.Time
+	once  bool // see verdict
+}
+
+func newPassMarks() *passMarks { return &passMarks{seed: maphash.MakeSeed()} }
+
+// get returns the pass mark of a key for a class of requests, nil if there is none. Each class has marks of its own: a
+// logged-in user's private page says nothing about the page of other clients.
+func (m *passMarks) get(key string, c class) *passMark {
+	hash := m.hash(key, c)
+	mk := m.slot(hash).Load()
+	if mk == nil || mk.hash != hash || !time.Now().Before(mk.until) {
+		return nil
+	}
+	return mk
+}
+
+func (m *passMarks) set(key string, c class, once bool) {
+	hash := m.hash(key, c)
+	m.slot(hash).Store(&passMark{hash: hash, until: time.Now().Add(passFor), once: once})
+}
+
+func (m *passMarks) drop(key string, c class) {
+	hash := m.hash(key, c)
+	slot := m.slot(hash)
+	if mk := slot.Load(); mk != nil && mk.hash == hash {
+		slot.CompareAndSwap(mk, nil)
+	}
+}
+
+func (m *passMarks) hash(key string, c class) uint64 {
+	return maphash.String(m.seed, key) + uint64(c) // differs by class; it does not matter which slot that is
+}
+
+func (m *passMarks) slot(hash uint64) *atomic.Pointer[passMark] {
+	return &m.slots[hash%uint64(len(m.slots))]
+}

@@ -1,0 +1,570 @@
+package refill_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/refill-go/refill"
+	"github.com/refill-go/refill/backend/memory"
+	"github.com/refill-go/refill/driver"
+)
+
+// The regress_*_test.go files have a test for each bug that another library of this kind has or had, and that this one
+// could have as well. The comment above a test names the project, its issue if there is one, and the damage. This file
+// is about the lease, the claim and locks. Other tests cover these bugs:
+//
+//	bsm/redislock#21, #34, #74: a wait for a lock ends with the lock's TTL     TestLockWaitsForCtxOnly
+//	etcd#10811, redisson#3636: a lock that has ended is not reported as lost   TestLockIsLostInTime
+//	consul#18271: Lost comes minutes late if the server does not answer        TestLockIsLostInTime
+//	etcd#11456: a waiter whose lease has ended still takes the lock            TestLockTakenAwayIsNoticed
+//	redis/docs: a waiter whose wake-up is lost loads without a lookup          TestALostFilledAnnouncement
+//
+// Bugs on the wire (expiry of keys, clocks, lost replies, slots) are tested in internal/realtest.
+
+// rockscache sets its lock without a TTL. So do Laravel's flexible() (0 s by default), dogpile.cache (#261) and
+// Spring's ~lock (#2598). After a crash the key is locked for ever. Here a node dies after each step of a refill.
+func TestLeaseEndsWhenItsHolderDies(t *testing.T) {
+	for _, step := range []string{"acquire", "renew", "publish"} {
+		t.Run("dies after "+step, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				shared := memory.New()
+				s := newSpy(shared)
+				died := make(chan struct{})
+				s.onStep(func(_ context.Context, did string) error {
+					if did != step || s.died.Swap(true) {
+						return nil
+					}
+					close(died)
+					return errDown
+				})
+				a := node(t, says("v", 500*ms), refill.Config{TTL: time.Hour, Shared: s})
+				b := node(t, says("v", 0), refill.Config{TTL: time.Hour, Shared: shared})
+				go func() { _, _ = a.Get(t.Context(), "k") }()
+				<-died
+				began := time.Now()
+				get(t, b, "k")
+				if took := time.Since(began); took > 1500*ms {
+					t.Errorf("Get waited %v for the lease of a dead node, want at most LockTTL + 500ms", took)
+				}
+				lockIsFree(t, shared, "k")
+			})
+		})
+	}
+}
+
+// In rueidisaside the lock lives as long as the value. After a panic in a load the process lives on and keeps the lock,
+// so all nodes wait for the whole TTL.
+func TestLeaseIsFreeAfterAPanic(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		shared := memory.New()
+		cfg := refill.Config{TTL: time.Hour, ErrorTTL: -1, Shared: shared}
+		a := node(t, func(context.Context, string) (string, error) { panic("ouch") }, cfg)
+		b := node(t, says("v", 0), cfg)
+		if _, err := a.Get(t.Context(), "k"); err == nil {
+			t.Error("Get returned no error although its load panicked")
+		}
+		began := time.Now()
+		if get(t, b, "k"); time.Since(began) != 0 {
+			t.Errorf("Get waited %v for a lease without a holder, want 0s", time.Since(began))
+		}
+	})
+}
+
+// rueidis#1010, entcache: all fills of one process have the same owner id. The end of the first fill then stores its
+// old value, or frees the lock of the second one.
+func TestFillsOfOneProcessHaveTheirOwnTokens(t *testing.T) {
+	for _, leaves := range []bool{false, true} {
+		t.Run(fmt.Sprintf("the first caller leaves %v", leaves), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				shared := memory.New()
+				l := node(t, nil, refill.Config{TTL: time.Hour, Shared: shared})
+				peer := node(t, never(t), refill.Config{TTL: time.Hour, Shared: shared})
+				patience := time.Hour
+				if leaves {
+					patience = 300 * ms
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				defer cancel()
+				go func() { _, _ = l.GetWith(ctx, "k", says("first", 500*ms)) }()
+				time.Sleep(100 * ms)
+				if err := l.Invalidate(t.Context(), "k"); err != nil {
+					t.Fatal(err)
+				}
+				go func() { _, _ = l.GetWith(t.Context(), "k", says("second", time.Second)) }()
+				time.Sleep(500 * ms) // the first load has ended
+				if v := get(t, peer, "k"); v != "second" {
+					t.Errorf("got %q, want \"second\"", v)
+				}
+			})
+		})
+	}
+}
+
+// rueidis#1010: the caller gives up while its command is on its way. The command still takes the lock, and no holder
+// will free it.
+func TestCancelledAcquireLeavesNoLock(t *testing.T) {
+	t.Run("Loader", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			shared := memory.New()
+			s := newSpy(shared)
+			s.onStep(func(ctx context.Context, did string) error {
+				if did != "acquire" {
+					return nil
+				}
+				<-ctx.Done()
+				return ctx.Err()
+			})
+			l := node(t, says("v", 0), refill.Config{TTL: time.Hour, Shared: s})
+			get(t, l, "k") // loads without the store
+			synctest.Wait()
+			lockIsFree(t, shared, "k")
+		})
+	})
+	t.Run("Locker", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			f := &flaky{Locks: memory.New()}
+			l := locker(t, f)
+			f.hang.Store(true)
+			ctx, cancel := context.WithTimeout(t.Context(), 50*ms)
+			defer cancel()
+			if _, err := l.TryLock(ctx, "k"); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("TryLock: got %v, want DeadlineExceeded", err)
+			}
+			f.hang.Store(false)
+			time.Sleep(400 * ms) // less than the TTL of the lock
+			k, err := l.TryLock(t.Context(), "k")
+			if err != nil {
+				t.Fatalf("TryLock after a cancelled TryLock: got %v, want the lock", err)
+			}
+			_ = k.Release(t.Context())
+		})
+	})
+}
+
+// redis/docs, replicate/go, redsync: the lock is released with the ctx of the caller. If that ctx has ended, the lock
+// is not released, and all other callers wait for its TTL.
+func TestReleaseWithACancelledCtx(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		shared := memory.New()
+		ctx, cancel := context.WithTimeout(t.Context(), 50*ms)
+		defer cancel()
+		l := node(t, (&db{took: time.Second}).load, refill.Config{Shared: shared})
+		if _, err := l.Get(ctx, "k"); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Get: got %v, want DeadlineExceeded", err)
+		}
+		synctest.Wait()
+		lockIsFree(t, shared, "k")
+		jobs := locker(t, shared)
+		k, err := jobs.TryLock(t.Context(), "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := k.Release(ctx); err != nil {
+			t.Errorf("Release with a ctx that has ended: got %v, want no error", err)
+		}
+		k, err = jobs.TryLock(t.Context(), "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = k.Release(t.Context())
+	})
+}
+
+// cacheme-go ends a fill with DEL lock. redcache ends a refresh in the same way, and its lock has the value "1" for
+// every holder. A holder that was overtaken then frees the lock of the new holder, and a third node loads.
+func TestOvertakenHolderFreesNoOtherLease(t *testing.T) {
+	for name, end := range map[string]func(context.Context) (string, error){
+		"with a value":  func(context.Context) (string, error) { return "overtaken", nil },
+		"with an error": func(context.Context) (string, error) { return "", errors.New("boom") },
+		"with a panic":  func(context.Context) (string, error) { panic("ouch") },
+		"with NoStore": func(ctx context.Context) (string, error) {
+			refill.FillFrom(ctx).NoStore()
+			return "overtaken", nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				shared := memory.New()
+				frozen := newSpy(shared)
+				cfg := refill.Config{TTL: time.Hour, Shared: shared}
+				b, c := node(t, says("new", 2*time.Second), cfg), node(t, never(t), cfg)
+				cfg.Shared = frozen
+				a := node(t, func(ctx context.Context, _ string) (string, error) {
+					time.Sleep(2 * time.Second)
+					return end(ctx)
+				}, cfg)
+				go func() { _, _ = a.Get(t.Context(), "k") }()
+				time.Sleep(100 * ms)
+				frozen.died.Store(true)
+				defer behind(t, b, "k")() // takes over after 1 s and loads until 3 s
+				time.Sleep(1400 * ms)
+				frozen.died.Store(false) // its load ends after 2 s
+				time.Sleep(time.Second)
+				if v := get(t, c, "k"); v != "new" {
+					t.Errorf("got %q, want \"new\" from the node that took over", v)
+				}
+			})
+		})
+	}
+}
+
+// cachestore-redis, redis/docs: a node does not read the cache again after it has acquired the lock.
+//
+//  1. A node reads the store and finds no value.
+//  2. Another node fills the key.
+//  3. The first node acquires the lock and loads a value that the store has.
+func TestAcquireSeesANewerValue(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		shared := memory.New()
+		s := newSpy(shared)
+		peer := node(t, says("v", 0), refill.Config{TTL: time.Hour, Shared: shared})
+		l := node(t, never(t), refill.Config{TTL: time.Hour, Shared: s})
+		s.onGet(func() { get(t, peer, "k") })
+		if v := get(t, l, "k"); v != "v" {
+			t.Errorf("got %q, want \"v\" from the peer", v)
+		}
+	})
+}
+
+// redis/docs, entcache: when the wait for the lock ends, all waiters load at once. Here the holder dies without an
+// announcement, and 50 callers on five nodes wait for it.
+func TestWaitersOfADeadHolderLoadOnce(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		shared := memory.New()
+		s := newSpy(shared)
+		holder := node(t, says("dead", time.Minute), refill.Config{Shared: s, LoadTimeout: 2 * time.Minute})
+		go func() { _, _ = holder.Get(t.Context(), "k") }()
+		time.Sleep(100 * ms)
+		s.died.Store(true)
+		d := &db{took: 300 * ms}
+		nodes := fleet(t, 5, d, refill.Config{TTL: time.Hour, Shared: shared})
+		var wg sync.WaitGroup
+		for i := range 50 {
+			wg.Go(func() { get(t, nodes[i%5], "k") })
+		}
+		wg.Wait()
+		if n := d.loads.Load(); n != 1 {
+			t.Errorf("got %d loads by the waiters of a dead holder, want 1", n)
+		}
+	})
+}
+
+// cachestore-redis: the retry interval of a waiter grows past its maximum, and rand.Intn panics. Here waiters wait for
+// several thousand lease times, for a load and for a lock.
+func TestWaitOfManyRounds(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{took: 10 * time.Minute}
+		nodes := fleet(t, 2, d, refill.Config{TTL: time.Hour, LockTTL: 200 * ms, LoadTimeout: time.Hour})
+		var wg sync.WaitGroup
+		for _, l := range nodes {
+			wg.Go(func() { get(t, l, "k") })
+		}
+		wg.Wait()
+		if n := d.loads.Load(); n != 1 {
+			t.Errorf("got %d loads, want 1", n)
+		}
+		jobs := locker(t, memory.New())
+		k, err := jobs.TryLock(t.Context(), "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		wg.Go(func() {
+			next, err := jobs.Lock(t.Context(), "k")
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			_ = next.Release(t.Context())
+		})
+		time.Sleep(time.Hour)
+		_ = k.Release(t.Context())
+		wg.Wait()
+	})
+}
+
+// rockscache setBatchScript returns at the first key whose lock is lost. If one key is invalidated during a fill of
+// many, the other keys stay locked and without a value.
+func TestRefreshOfManyWithOneInvalidated(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{took: 100 * ms}
+		nodes := fleet(t, 2, d, refill.Config{TTL: time.Hour})
+		done := make(chan error)
+		go func() { done <- nodes[0].Refresh(t.Context(), "a", "b", "c") }()
+		time.Sleep(50 * ms)
+		d.version.Store(1)
+		if err := nodes[1].Invalidate(t.Context(), "b"); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		for key, want := range map[string]string{"a": "a v0", "b": "b v1", "c": "c v0"} {
+			if v := get(t, nodes[1], key); v != want {
+				t.Errorf("got %q, want %q", v, want)
+			}
+		}
+		if n := d.loads.Load(); n != 4 {
+			t.Errorf("got %d loads, want 4: three, and one key again", n)
+		}
+	})
+}
+
+// FusionCache leaked its lock when the write to the store was skipped (#644), when a write threw (#646) and when the
+// factory panicked (#647). Every later caller waited for the end of the lock. This test ends a load in every way.
+func TestEveryEndOfALoadFreesTheLease(t *testing.T) {
+	for name, end := range map[string]func(ctx context.Context, peer *refill.Loader[panicky]) (panicky, error){
+		"NoStore": func(ctx context.Context, _ *refill.Loader[panicky]) (panicky, error) {
+			refill.FillFrom(ctx).NoStore()
+			return panicky{}, nil
+		},
+		"not found": func(context.Context, *refill.Loader[panicky]) (panicky, error) {
+			return panicky{}, refill.ErrNotFound
+		},
+		"unencodable": func(context.Context, *refill.Loader[panicky]) (panicky, error) {
+			return panicky{"v"}, nil
+		},
+		"error": func(context.Context, *refill.Loader[panicky]) (panicky, error) { return panicky{}, errDown },
+		"panic": func(context.Context, *refill.Loader[panicky]) (panicky, error) { panic("ouch") },
+		"Goexit": func(context.Context, *refill.Loader[panicky]) (panicky, error) {
+			runtime.Goexit()
+			return panicky{}, nil
+		},
+		"hangs": func(ctx context.Context, _ *refill.Loader[panicky]) (panicky, error) {
+			<-ctx.Done()
+			return panicky{}, ctx.Err()
+		},
+		"invalidated": func(ctx context.Context, peer *refill.Loader[panicky]) (panicky, error) {
+			return panicky{}, errors.Join(peer.Invalidate(ctx, "k"), refill.ErrNotFound)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				cfg := refill.Config{TTL: time.Hour, ErrorTTL: -1, Shared: memory.New()}
+				peer, err := refill.New[panicky]("thing", nil, cfg)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer peer.Close()
+				load := func(ctx context.Context, _ string) (panicky, error) { return end(ctx, peer) }
+				l, err := refill.New("thing", load, cfg)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer l.Close()
+				_, _ = l.Get(t.Context(), "k")
+				lockIsFree(t, cfg.Shared, "k")
+			})
+		})
+	}
+}
+
+// redisson#775, #3194, #5698: after one failed renewal no other follows, and a load loses its lock while it runs.
+func TestRenewalIsRetried(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{took: 5 * time.Second}
+		s, l, peer := pair(t, d, refill.Config{TTL: time.Hour})
+		var wg sync.WaitGroup
+		wg.Go(func() { get(t, l, "k") })
+		time.Sleep(300 * ms)
+		wg.Go(func() { get(t, peer, "k") })
+		for range 3 {
+			s.down.Store(true)
+			time.Sleep(500 * ms)
+			s.down.Store(false)
+			time.Sleep(500 * ms)
+		}
+		wg.Wait()
+		if n := d.loads.Load(); n != 1 {
+			t.Errorf("got %d loads, want 1: the lease was lost", n)
+		}
+	})
+}
+
+// redisson#7272, #1966: a renewal is on its way when the lock is released. It is executed after the release, and the
+// key stays locked for ever.
+func TestNoRenewalAfterRelease(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := &flaky{Locks: memory.New()}
+		k, err := locker(t, f).TryLock(t.Context(), "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(300 * ms)
+		f.hang.Store(true)
+		time.Sleep(100 * ms) // a renewal is stuck
+		f.hang.Store(false)
+		began := time.Now()
+		if err := k.Release(t.Context()); err != nil || time.Since(began) != 0 {
+			t.Errorf("Release: got %v after %v, want nil at once", err, time.Since(began))
+		}
+		extends := f.extends.Load()
+		time.Sleep(time.Minute)
+		if n := f.extends.Load() - extends; n != 0 || extends == 0 {
+			t.Errorf("got %d renewals before the release and %d after it, want some and none", extends, n)
+		}
+		k, err = locker(t, f).TryLock(t.Context(), "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = k.Release(t.Context())
+	})
+}
+
+// etcd#22082: a second unlock deletes the newer lock of the same session.
+func TestSecondReleaseKeepsTheNewerLock(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := memory.New()
+		l := locker(t, m)
+		old, err := l.TryLock(t.Context(), "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = old.Release(t.Context())
+		k, err := l.TryLock(t.Context(), "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = old.Release(t.Context())
+		if mine, err := m.Unlock(t.Context(), "job:k", old.Token()); mine || err != nil {
+			t.Errorf("Unlock with the old token: got %v, %v, want false", mine, err)
+		}
+		time.Sleep(2 * time.Second)
+		if err := k.Release(t.Context()); err != nil {
+			t.Errorf("Release of the newer lock: got %v, want no error", err)
+		}
+	})
+}
+
+// cirello-io/pglock#175, #18: the renewal uses the ctx of the acquisition. A deadline for the acquisition then ends the
+// lock as well.
+func TestLockOutlivesTheCtxOfItsAcquire(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*ms)
+		k, err := locker(t, memory.New()).Lock(ctx, "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+		time.Sleep(10 * time.Second)
+		if lost(k) || k.Context().Err() != nil {
+			t.Errorf("got lost %v, ctx error %v, want a lock that outlives the ctx of Lock", lost(k), k.Context().Err())
+		}
+		if err := k.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// curator#1193 (CURATOR-678), consul#4902: a release does not reach the server. Then its own process can never take the
+// lock again.
+func TestLockAfterAFailedRelease(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := &flaky{Locks: memory.New()}
+		l := locker(t, f)
+		k, err := l.TryLock(t.Context(), "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.down.Store(true)
+		if err := k.Release(t.Context()); !errors.Is(err, errDown) {
+			t.Errorf("Release without the store: got %v, want the error of the store", err)
+		}
+		f.down.Store(false)
+		began := time.Now()
+		next, err := l.Lock(t.Context(), "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(began); took > 1010*ms || next.Fence() <= k.Fence() {
+			t.Errorf("Lock took %v, got fence %d after %d, want at most 1.01s and a larger fence", took, next.Fence(), k.Fence())
+		}
+		_ = next.Release(t.Context())
+	})
+}
+
+// lateRelease releases the lock right after a TryLock that found it held.
+type lateRelease struct {
+	driver.Locks
+	lost atomic.Pointer[func()]
+}
+
+func (d *lateRelease) TryLock(ctx context.Context, key, token string, ttl time.Duration) (driver.LockResult, error) {
+	s, err := d.Locks.TryLock(ctx, key, token, ttl)
+	if release := d.lost.Load(); release != nil && !s.Won {
+		d.lost.Store(nil)
+		(*release)()
+	}
+	return s, err
+}
+
+// redisson#1763: a waiter subscribes after its failed try. It misses a release in between and waits for the end of the
+// lock.
+func TestReleaseBeforeTheWaitBegins(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &lateRelease{Locks: memory.New()}
+		l := locker(t, d)
+		k, err := l.TryLock(t.Context(), "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		release := func() { _ = k.Release(t.Context()) }
+		d.lost.Store(&release)
+		began := time.Now()
+		next, err := l.Lock(t.Context(), "k")
+		if err != nil || time.Since(began) != 0 {
+			t.Fatalf("Lock: got %v after %v, want the lock at once: the waiter missed the release", err, time.Since(began))
+		}
+		_ = next.Release(t.Context())
+	})
+}
+
+// dogpile.cache (fixed, it now sorts the keys): two processes that lock the same keys in different orders wait for each
+// other for ever.
+func TestRefreshOfKeysInTwoOrders(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{took: 100 * ms}
+		nodes := fleet(t, 2, d, refill.Config{TTL: time.Hour, MaxLoads: 1})
+		var wg sync.WaitGroup
+		for i, keys := range [][]string{{"a", "b", "c"}, {"c", "b", "a"}} {
+			wg.Go(func() {
+				if err := nodes[i].Refresh(t.Context(), keys...); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+	})
+}
+
+// Symfony locks one of 25 slots by the hash of the key. A load that gets another key of the same slot waits for itself.
+// This took whole worker pools down for years (#41130, #59191, #62328). Here a load gets 300 other keys, with one load
+// slot.
+func TestManyNestedLoadsWithOneSlot(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var l *refill.Loader[string]
+		var loads atomic.Int64
+		load := func(ctx context.Context, key string) (string, error) {
+			loads.Add(1)
+			if key != "outer" {
+				return key, nil
+			}
+			for i := range 300 {
+				if _, err := l.Get(ctx, fmt.Sprint(i)); err != nil {
+					return "", err
+				}
+			}
+			return l.Get(ctx, "0")
+		}
+		l = node(t, load, refill.Config{TTL: time.Hour, MaxLoads: 1})
+		if v := get(t, l, "outer"); v != "0" || loads.Load() != 301 {
+			t.Errorf("got %q after %d loads, want \"0\" after 301 loads", v, loads.Load())
+		}
+	})
+}
