@@ -1,9 +1,9 @@
-# make test | lint | bench | fuzz | model | torture | services; `make` alone says what each does.
-# Plain make and sh. The modules are those of go.work.
+# make test | lint | bench | fuzz | model | torture | services. `make` alone explains them.
+# It needs make and sh only. The modules are those of go.work.
 
 MODULE = github.com/refill-go/refill
 
-# golangci-lint is built once, outside of the tree. v2.12 is the newest that builds with Go 1.25.
+# golangci-lint is built once, outside of the tree. v2.12 is the newest version that builds with Go 1.25.
 LINT_VERSION = v2.12.2
 CACHE        = $${REFILL_CACHE:-$${XDG_CACHE_HOME:-$${HOME:-/tmp}/.cache}/refill}
 
@@ -13,47 +13,47 @@ FUZZTIME  = 10s
 .PHONY: help test servers lint bench fuzz services model torture
 
 help:
-	@echo 'make test      run the tests of every module, with the race detector and real servers'
-	@echo 'make lint      run golangci-lint $(LINT_VERSION) in every module'
-	@echo 'make bench     measure refill beside its peers, on an idle machine  (SUITE=$(SUITE); go run ./bench -h)'
-	@echo 'make fuzz      run each fuzz test shortly  (FUZZTIME=10s)'
+	@echo 'make test      run the tests of all modules, with the race detector and real servers'
+	@echo 'make lint      run golangci-lint $(LINT_VERSION) in all modules'
+	@echo 'make bench     compare refill with its peers; the machine should be idle  (SUITE=$(SUITE))'
+	@echo 'make fuzz      run each fuzz test for a short time  (FUZZTIME=$(FUZZTIME))'
 	@echo 'make model     check the model of the protocol with spin'
-	@echo 'make torture   test each promise at length, and break it (some 20 minutes; REFILL_TORTURE_FOR=5m)'
-	@echo 'make services  start a Redis to play with, and say how to stop it'
+	@echo 'make torture   test each promise at length, then break it  (20 minutes; REFILL_TORTURE_FOR=5m)'
+	@echo 'make services  start a Redis on a free port, and print how to stop it'
+	@echo 'As root, these install missing programs with apt-get. Otherwise they print the command.'
 
-# One go test for all modules of go.work (their paths all begin alike), so that its own lines are the last ones.
+# One go test runs all modules of go.work: their paths have the same prefix. So its own lines come last. The race
+# detector needs gcc.
 test: servers
-	go test -race -shuffle=on -count=1 $(MODULE)/...
+	@race=-race; command -v gcc >/dev/null || [ "$$REFILL_NO_SKIP" = 1 ] || race=; \
+	set -x; go test $$race -shuffle=on -count=1 $(MODULE)/...
 
-# Installs what tests start, where it can: with apt-get and root or sudo. What cannot be installed is said, and the tests that
-# need it are skipped, unless REFILL_NO_SKIP=1 makes them fail.
+# The programs that the tests start. Tests whose program is missing are skipped; with REFILL_NO_SKIP=1 they fail.
 servers:
-	@$(call install,redis-server,redis-server,the tests that need a real Redis will be skipped)
-	@$(call install,gcc,gcc libc6-dev,the tests that set the clock of a Redis will be skipped)
+	@$(call need,redis-server,redis-server,the tests with a real Redis)
+	@$(call need,gcc,gcc libc6-dev,the race detector and the tests that set the clock of a Redis)
 
-# install: the program, its packages, what is missed without it.
-install = if command -v $(1) >/dev/null; then exit 0; fi; \
-	if [ "$$(id -u)" = 0 ]; then as_root=; \
-	elif sudo -n true 2>/dev/null; then as_root='sudo -n'; \
-	else as_root=none; fi; \
-	if [ "$$as_root" != none ] && command -v apt-get >/dev/null; then \
-		echo '$(1) is not installed: installing it with apt-get'; \
-		apt="$$as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120"; \
+# need: a program, its packages, what is skipped without it. As root (containers, CI) it installs the packages.
+# Otherwise it installs nothing and never calls sudo: it prints the command.
+need = if command -v $(1) >/dev/null; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo '$(1) is not installed. Installing as root: apt-get install $(2)'; \
+		apt='env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120'; \
 		{ $$apt update && $$apt install -y --no-install-recommends $(2); } </dev/null >&2 || true; \
+		if command -v $(1) >/dev/null; then exit 0; fi; \
+		echo 'apt-get could not install it.'; \
 	fi; \
-	if ! command -v $(1) >/dev/null; then \
-		echo '$(1) is not installed and cannot be installed from here (that takes apt-get and root or sudo):'; \
-		echo '$(3).'; \
-	fi
+	echo '$(1) is not installed. Skipped without it: $(3).'; \
+	echo 'To install it on Debian or Ubuntu:'; \
+	echo '    sudo apt-get update && sudo apt-get install -y --no-install-recommends $(2)'
 
-# The protocol as a Promela model, checked by spin.
 model:
-	@$(call install,gcc,gcc libc6-dev,the model will not be checked)
-	@$(call install,spin,spin,the model will not be checked)
+	@$(call need,gcc,gcc libc6-dev,the check of the model)
+	@$(call need,spin,spin,the check of the model)
 	docs/model/check.sh
 
-# Every promise, its tests at length, and a break of the code for each that its test has to find: the table of
-# docs/guarantees.md. REFILL_TORTURE_FOR is how long the histories run.
+# Runs the tests of every promise at length, then breaks the code once per promise: its test must fail. Writes the table
+# of docs/guarantees.md. REFILL_TORTURE_FOR is the length of the histories.
 torture: servers
 	go run ./internal/realtest/torture -breaks -write
 
@@ -80,7 +80,7 @@ fuzz:
 		done || exit 1; \
 	done
 
-# In the foreground, until Ctrl-C; `make services &` gives a prompt back.
+# Runs in the foreground until Ctrl-C. `make services &` returns to the prompt.
 services: servers
 	@command -v redis-server >/dev/null || exit 1; \
 	dir=$$(mktemp -d); pid=; trap 'kill $$pid 2>/dev/null; wait; rm -rf "$$dir"' EXIT; trap 'exit 0' INT TERM; \
@@ -88,10 +88,10 @@ services: servers
 		redis-server --port $$port --bind 127.0.0.1 --dir "$$dir" --save '' --appendonly no >"$$dir/log" 2>&1 & pid=$$!; \
 		while kill -0 $$pid 2>/dev/null; do \
 			if redis-cli -p $$port info server 2>/dev/null | grep -q "^process_id:$$pid[^0-9]"; then \
-				echo "Redis listens on 127.0.0.1:$$port. It ends with Ctrl-C, or with: kill $$pid"; \
+				echo "Redis listens on 127.0.0.1:$$port. Stop it with Ctrl-C, or with: kill $$pid"; \
 				wait $$pid; exit 0; \
 			fi; \
 			sleep 0.05; \
 		done; \
 	done; \
-	echo 'no Redis could be started:'; tail -n 5 "$$dir/log"; exit 1
+	echo 'Redis does not start:'; tail -n 5 "$$dir/log"; exit 1
