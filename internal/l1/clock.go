@@ -12,8 +12,8 @@ type clock struct {
 	done chan struct{}
 }
 
-func newClock(tick time.Duration, read func() time.Time) *clock {
-	c := &clock{quit: make(chan struct{}), done: make(chan struct{})}
+func (c *clock) start(tick time.Duration, read func() time.Time) {
+	c.quit, c.done = make(chan struct{}), make(chan struct{})
 	c.now.Store(read().UnixMicro())
 	go func() {
 		defer close(c.done)
@@ -28,7 +28,6 @@ func newClock(tick time.Duration, read func() time.Time) *clock {
 			}
 		}
 	}()
-	return c
 }
 
 func (c *clock) close() {

@@ -4,16 +4,15 @@ const (
 	keyStripes = 1 << 16
 	tagStripes = 1 << 13
 
-	notSubscribed = ^uint64(0)     // Epoch.subscription of what was read while announcements could not be received
-	shut          = ^uint64(0) - 1 // Cache.subscription after Shut
+	notSubscribed = ^uint32(0)     // Epoch.subscription of what was read while announcements could not be received
+	shut          = ^uint32(0) - 1 // Cache.subscription after Shut
 )
 
 // Epoch is when a read of a key began, counted in events instead of time.
 type Epoch struct {
-	Key  uint32 // raised by each invalidation of the key
-	Tags uint64 // how many invalidations of tags there were
-
-	subscription uint64
+	Key          uint32 // raised by each invalidation of the key
+	subscription uint32
+	Tags         uint64 // how many invalidations of tags there were
 }
 
 // Epoch returns the epoch of key now. Note it before a read of the key begins.
@@ -30,13 +29,17 @@ func (c *Cache[T]) Epoch(key string) Epoch {
 }
 
 // Valid reports whether nothing has invalidated e since its read began, as far as this process can know.
-func (c *Cache[T]) Valid(e *Entry[T]) bool {
-	return e.Epoch.subscription == c.subscription.Load() && c.NotInvalidated(e)
+func (c *Cache[T]) Valid(e *Entry[T]) bool { return c.valid(c.Hash(e.Key), e) }
+
+func (c *Cache[T]) valid(hash uint64, e *Entry[T]) bool {
+	return e.Epoch.subscription == c.subscription.Load() && c.notInvalidated(hash, e)
 }
 
 // NotInvalidated is the weaker promise that is left while announcements cannot be received: none was received about e.
-func (c *Cache[T]) NotInvalidated(e *Entry[T]) bool {
-	return e.Epoch.Key == c.stripes[e.hash%keyStripes].Load() && (len(e.tags) == 0 || !c.TagInvalidated(e))
+func (c *Cache[T]) NotInvalidated(e *Entry[T]) bool { return c.notInvalidated(c.Hash(e.Key), e) }
+
+func (c *Cache[T]) notInvalidated(hash uint64, e *Entry[T]) bool {
+	return e.Epoch.Key == c.stripes[hash%keyStripes].Load() && !c.TagInvalidated(e)
 }
 
 // Invalidate makes the entry of key invalid, and every read of key that has begun.
@@ -66,11 +69,15 @@ func (c *Cache[T]) TagEpoch() uint64 { return c.tagEpoch.Load() }
 
 // TagInvalidated reports whether a tag of e was invalidated after its read began.
 func (c *Cache[T]) TagInvalidated(e *Entry[T]) bool {
-	var last uint64
-	for _, stripe := range e.tags {
-		last = max(last, c.tagStripes[stripe].Load())
+	if e.tags == nil {
+		return false
 	}
-	return last > e.Epoch.Tags
+	for _, stripe := range *e.tags {
+		if c.tagStripes[stripe].Load() > e.Epoch.Tags {
+			return true
+		}
+	}
+	return false
 }
 
 // SetSubscribed says whether announcements can be received from now on. A change invalidates every entry: announcements

@@ -22,10 +22,10 @@ func (t *hotTable[T]) slot(hash uint64) *atomic.Pointer[Entry[T]] {
 }
 
 // put replaces whatever is in the slot of e: the next Get of e.Key must find e here.
-func (t *hotTable[T]) put(e *Entry[T]) {
-	slot := t.slot(e.hash)
+func (t *hotTable[T]) put(hash uint64, e *Entry[T]) {
+	slot := t.slot(hash)
 	if e.cost > t.room {
-		t.drop(e.hash, e.Key)
+		t.drop(hash, e.Key)
 		return
 	}
 	t.account(slot.Swap(e), e)
@@ -37,8 +37,8 @@ func (t *hotTable[T]) put(e *Entry[T]) {
 }
 
 // promote replaces old by e, if old is still there and there is room.
-func (t *hotTable[T]) promote(old, e *Entry[T]) {
-	if t.used.Load()+e.cost <= t.room+costOf(old) && t.slot(e.hash).CompareAndSwap(old, e) {
+func (t *hotTable[T]) promote(hash uint64, old, e *Entry[T]) {
+	if t.used.Load()+e.cost <= t.room+costOf(old) && t.slot(hash).CompareAndSwap(old, e) {
 		t.account(old, e)
 	}
 }

@@ -28,7 +28,7 @@ type Config struct {
 
 // Cache holds entries of T.
 type Cache[T any] struct {
-	clock *clock
+	clock clock
 	seed  maphash.Seed
 
 	hot     hotTable[T]
@@ -40,24 +40,23 @@ type Cache[T any] struct {
 	tagStripes   [tagStripes]atomic.Uint64 // the last invalidation of a tag, as a number in tagEpoch
 	tagEpoch     atomic.Uint64             // how many invalidations of tags there were
 	tagMu        sync.Mutex                // one invalidation of a tag at a time
-	subscription atomic.Uint64             // raised to invalidate all entries; odd = announcements can be received
+	subscription atomic.Uint32             // raised to invalidate all entries; odd = announcements can be received
 }
 
-// Entry is one value. Its fields are written before Put, except for the atomic ones.
+// Entry is one value. Its fields are written before Put, except for the atomic ones. What a hit reads fits into the first
+// cache line.
 type Entry[T any] struct {
 	Key        string
-	Data       T
 	Epoch      Epoch
-	NotBefore  int64 // not a hit while the clock is before this moment: the clock was set back
-	TrustUntil int64 // a change elsewhere may have been missed after this moment
-
 	ServeUntil atomic.Int64 // a hit before this moment; 0 = superseded by a newer value elsewhere
-	RefreshAt  atomic.Int64 // no background refresh before this moment
+	NotBefore  int64        // not a hit while the clock is before this moment: the clock was set back
+	touched    atomic.Int64 // when ristretto last learned that the entry is in use
+	tags       *[]uint16    // stripes of its tags; nil for none
+	Data       T
 
-	hash    uint64
-	cost    int64
-	tags    []uint16     // stripes of its tags
-	touched atomic.Int64 // when ristretto last learned that the entry is in use
+	TrustUntil int64        // a change elsewhere may have been missed after this moment
+	RefreshAt  atomic.Int64 // no background refresh before this moment
+	cost       int64
 }
 
 // New returns an empty Cache. Close ends its goroutines.
@@ -69,7 +68,7 @@ func New[T any](cfg Config) (*Cache[T], error) {
 			return nil, err
 		}
 	}
-	c.clock = newClock(cfg.Tick, cfg.Now)
+	c.clock.start(cfg.Tick, cfg.Now)
 	return c, nil
 }
 
@@ -99,8 +98,16 @@ func (c *Cache[T]) setUp(cfg Config) (err error) {
 // Fresh returns the entry of key if it can be served as it is; otherwise nil. This is the whole hit path: no lock,
 // timer, allocation or system clock.
 func (c *Cache[T]) Fresh(key string) *Entry[T] {
-	e, now := c.Get(key), c.clock.now.Load()
-	if e == nil || now >= e.ServeUntil.Load() || now < e.NotBefore || !c.Valid(e) {
+	h, now := c.Hash(key), c.clock.now.Load()
+	e := c.hot.slot(h).Load()
+	if e == nil || e.Key != key {
+		if e = c.getBack(h, key); e == nil {
+			return nil
+		}
+	} else if e.touched.Load() != now {
+		c.touch(h, e, now)
+	}
+	if now >= e.ServeUntil.Load() || now < e.NotBefore || !c.valid(h, e) {
 		return nil
 	}
 	return e
@@ -109,14 +116,25 @@ func (c *Cache[T]) Fresh(key string) *Entry[T] {
 // Get returns the entry of key, or nil. The caller decides whether it can be served.
 func (c *Cache[T]) Get(key string) *Entry[T] {
 	h := c.Hash(key)
-	if e := c.hot.slot(h).Load(); e != nil && e.Key == key {
-		if now := c.clock.now.Load(); e.touched.Load() != now {
-			// Once a tick, so that the policy of ristretto does not take the hottest keys for the coldest.
-			e.touched.Store(now)
-			c.back.Get(h)
-		}
-		return e
+	e := c.hot.slot(h).Load()
+	if e == nil || e.Key != key {
+		return c.getBack(h, key)
 	}
+	if now := c.clock.now.Load(); e.touched.Load() != now {
+		c.touch(h, e, now)
+	}
+	return e
+}
+
+// touch tells ristretto once a tick that an entry of the hot table is in use. Otherwise its policy would take the hottest
+// keys for the coldest.
+func (c *Cache[T]) touch(h uint64, e *Entry[T], now int64) {
+	e.touched.Store(now)
+	c.back.Get(h)
+}
+
+// getBack reads ristretto.
+func (c *Cache[T]) getBack(h uint64, key string) *Entry[T] {
 	if c.back == nil {
 		return nil
 	}
@@ -125,28 +143,32 @@ func (c *Cache[T]) Get(key string) *Entry[T] {
 		return nil
 	}
 	if rand.Uint32()%32 == 0 {
-		c.promote(e)
+		c.promote(h, e)
 	}
 	return e
 }
 
 // promote moves an entry to the hot table. One hit in 32 promotes, so keys that share a slot occupy it in proportion to
 // their traffic. An entry in use is replaced only if ristretto holds it as well: ristretto may have rejected it.
-func (c *Cache[T]) promote(e *Entry[T]) {
-	old := c.hot.slot(e.hash).Load()
+func (c *Cache[T]) promote(h uint64, e *Entry[T]) {
+	old := c.hot.slot(h).Load()
 	if old != nil && old.touched.Load() == c.clock.now.Load() {
-		if _, there := c.back.Get(old.hash); !there {
+		if _, there := c.back.Get(c.Hash(old.Key)); !there {
 			return
 		}
 	}
-	c.hot.promote(old, e)
+	c.hot.promote(h, old, e)
 }
 
 // NewEntry makes an entry for Put. epoch was noted before the read began that data comes from.
 func (c *Cache[T]) NewEntry(key string, epoch Epoch, tags []string, data T) *Entry[T] {
-	e := &Entry[T]{Key: key, Data: data, Epoch: epoch, hash: c.Hash(key)}
-	for _, tag := range tags {
-		e.tags = append(e.tags, c.tagStripe(tag))
+	e := &Entry[T]{Key: key, Data: data, Epoch: epoch}
+	if len(tags) > 0 {
+		stripes := make([]uint16, len(tags))
+		for i, tag := range tags {
+			stripes[i] = c.tagStripe(tag)
+		}
+		e.tags = &stripes
 	}
 	return e
 }
@@ -160,9 +182,10 @@ func (c *Cache[T]) Put(e *Entry[T], size int) {
 	if c.byBytes {
 		e.cost = max(int64(size), c.minCost)
 	}
+	h := c.Hash(e.Key)
 	e.touched.Store(c.clock.now.Load())
-	c.hot.put(e)
-	c.back.Set(e.hash, e, e.cost)
+	c.hot.put(h, e)
+	c.back.Set(h, e, e.cost)
 }
 
 // Hash is a hash of s that differs between processes.

@@ -93,10 +93,11 @@ var promises = []promise{
 		}},
 		{"TestAReadAcrossABreakOfTheSubscription", memory, "an announcement lost with the subscription", mutant{
 			"no epoch of the subscription", epoch,
-			"return e.Epoch.subscription == c.subscription.Load() && c.NotInvalidated(e)", "return c.NotInvalidated(e)",
+			"return e.Epoch.subscription == c.subscription.Load() && c.notInvalidated(hash, e)",
+			"return c.notInvalidated(hash, e)",
 		}},
 		{"TestInvalidateTagDuringALoad", memory, "InvalidateTag during a load whose tags are not known yet", mutant{
-			"L1 ignores tags", epoch, " && (len(e.tags) == 0 || !c.TagInvalidated(e))", "",
+			"L1 ignores tags", epoch, " && !c.TagInvalidated(e)", "",
 		}},
 		{"TestInvalidateTag", memory, "InvalidateTag whose announcement is lost, on a node without L1", mutant{
 			"the tag state is ignored", "tags.go",
