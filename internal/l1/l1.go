@@ -43,8 +43,8 @@ type Cache[T any] struct {
 	subscription atomic.Uint32             // raised to invalidate all entries; odd = announcements can be received
 }
 
-// Entry is one value. Its fields are written before Put, except for the atomic ones. What a hit reads fits into the first
-// cache line.
+// Entry is one value. Its fields are written before Put, except for the atomic ones. What a hit reads fits into the
+// first cache line.
 type Entry[T any] struct {
 	Key        string
 	Epoch      Epoch
@@ -126,8 +126,8 @@ func (c *Cache[T]) Get(key string) *Entry[T] {
 	return e
 }
 
-// touch tells ristretto once a tick that an entry of the hot table is in use. Otherwise its policy would take the hottest
-// keys for the coldest.
+// touch tells ristretto once a tick that an entry of the hot table is in use. Otherwise its policy would take the
+// hottest keys for the coldest.
 func (c *Cache[T]) touch(h uint64, e *Entry[T], now int64) {
 	e.touched.Store(now)
 	c.back.Get(h)
