@@ -55,25 +55,6 @@ func New(s driver.Store, timeout time.Duration, onOpen func(error), onClosed fun
 // Open reports whether the breaker is open.
 func (b *Breaker) Open() bool { return b.open.Load() }
 
-// call makes one call of the store, unless the breaker is open.
-func call[T any](b *Breaker, key string, f func() (T, error)) (T, error) {
-	if b.open.Load() {
-		var none T
-		return none, ErrOpen
-	}
-	began := time.Now()
-	v, err := f()
-	switch {
-	case err == nil:
-		if b.failed.Load() != 0 { // a load is cheaper than a store to a cache line that every core wants
-			b.failed.Store(0)
-		}
-	case time.Since(began) >= b.timeout/10 && b.failed.Add(1) >= openAfter:
-		b.trip(key, err)
-	}
-	return v, err
-}
-
 // trip opens the breaker. The probe reads key: if a part of the store is gone, key belongs to that part.
 func (b *Breaker) trip(key string, err error) {
 	b.mu.Lock()

@@ -9,6 +9,25 @@ import (
 
 // The steps of a refill go through the breaker. The other methods of driver.Store are those of the store itself.
 
+// call makes one call of the store, unless the breaker is open.
+func call[T any](b *Breaker, key string, f func() (T, error)) (T, error) {
+	if b.open.Load() {
+		var none T
+		return none, ErrOpen
+	}
+	began := time.Now()
+	v, err := f()
+	switch {
+	case err == nil:
+		if b.failed.Load() != 0 { // a load is cheaper than a store to a cache line that every core wants
+			b.failed.Store(0)
+		}
+	case time.Since(began) >= b.timeout/10 && b.failed.Add(1) >= openAfter:
+		b.trip(key, err)
+	}
+	return v, err
+}
+
 // Get implements driver.Store.
 func (b *Breaker) Get(ctx context.Context, key string) ([]byte, error) {
 	return call(b, key, func() ([]byte, error) { return b.Store.Get(ctx, key) })

@@ -27,7 +27,7 @@ const (
 	group   = "internal/flight/group.go"
 	l1      = "internal/l1/l1.go"
 	epoch   = "internal/l1/epoch.go"
-	breaker = "internal/breaker/breaker.go"
+	breaker = "internal/breaker/store.go"
 )
 
 // anyMayPublish is the break that the claim exists for.
