@@ -11,7 +11,7 @@ import (
 
 // In a bubble the clock stands still between two calls. A load that begins after the change of a tag is valid
 // nevertheless, and one that began before is not.
-func TestAcquireBesideTagsInABubble(t *testing.T) {
+func TestAcquireAfterATagChangeInABubble(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, ctx := New(), t.Context()
 		const key, tag = "thing:1", "thing:red"
