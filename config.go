@@ -10,6 +10,8 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
+// This file is what a user can set: the fields, their defaults, and what New says about them.
+
 // Config is how a Loader works. The zero value of a field stands for its default; only TTL has none. A negative value
 // turns a feature off where the field says so, and is an error elsewhere. New copies the Config.
 type Config struct {

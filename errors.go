@@ -9,6 +9,8 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
+// This file holds the errors that callers see.
+
 // The errors of this package. Test for them with errors.Is.
 var (
 	// ErrNotFound is wrapped by a load function to say that there is nothing under the key. The absence is cached for

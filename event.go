@@ -2,6 +2,8 @@ package refill
 
 import "time"
 
+// This file is what a Loader reports: the outcome of each Get, and events for metrics and logs.
+
 // Outcome is how a Get got its answer. String returns a lower-case name, fit for the label of a metric.
 type Outcome uint8
 

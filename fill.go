@@ -7,6 +7,8 @@ import (
 	"time"
 )
 
+// This file is a load as the load function sees it: what it can set for its value, and what it can ask.
+
 // Fill is the load in progress, as its load function sees it. What is set here holds for the value that the function
 // returns. Get it with [FillFrom]. Its methods may be called from any goroutine. After the load function has returned,
 // they have no effect.

@@ -5,6 +5,8 @@ import (
 	"time"
 )
 
+// This file is the coarse clock.
+
 // clock is read once a tick: a hit must not pay for a clock.
 type clock struct {
 	now  atomic.Int64 // µs; written by the ticking goroutine

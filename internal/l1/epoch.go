@@ -1,5 +1,7 @@
 package l1
 
+// This file is validity: what makes entries invalid, and how a reader finds out.
+
 const (
 	keyStripes = 1 << 16
 	tagStripes = 1 << 13

@@ -2,6 +2,8 @@ package l1
 
 import "sync/atomic"
 
+// This file is the table in front of ristretto.
+
 // maxHot is the largest number of slots in the hot table.
 const maxHot = 1 << 16
 
