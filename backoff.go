@@ -8,10 +8,11 @@ import (
 	"time"
 )
 
-// This file is about loads that failed: the error on its way to other nodes, and the back-offs that this process knows.
+// This file is about loads that failed: the error as it is sent to other nodes, and the back-offs that this process
+// knows.
 
-// loadError wraps the error of a load of this node. Its back-off grows with each failure of the key in a row, here or
-// on another node, as far as this node knows.
+// loadError wraps the error of a load of this node. The back-off grows with each failure of the key in a row. Failures
+// on other nodes count as well, as far as this node knows of them.
 func (r *refill[V]) loadError(err error, panicked bool) *LoadError {
 	e := &LoadError{
 		Key: r.key, Node: r.node.id, Err: err, Panic: panicked, Timeout: errors.Is(err, errLoadTimeout),
@@ -21,7 +22,7 @@ func (r *refill[V]) loadError(err error, panicked bool) *LoadError {
 	return e
 }
 
-// wireError is a LoadError as other nodes get it.
+// wireError is the part of a LoadError that other nodes get.
 type wireError struct {
 	Node     string `json:"node"`
 	Text     string `json:"text"`
@@ -34,7 +35,7 @@ type wireError struct {
 // maxWireText is how much of an error's text is sent.
 const maxWireText = 1 << 10
 
-// wire is what other nodes get of e: the first line of its cause.
+// wire returns the text that other nodes get of e. It has the first line of the cause.
 func (e *LoadError) wire() string {
 	text, _, _ := strings.Cut(e.Err.Error(), "\n")
 	b, err := json.Marshal(wireError{
@@ -46,8 +47,8 @@ func (e *LoadError) wire() string {
 	return string(b)
 }
 
-// loadErrorOf is the LoadError that was left in the store, or announced. left is the remaining back-off by the store's
-// count; 0 = unknown.
+// loadErrorOf returns the LoadError that a node left in the store or announced. left is the remaining back-off as the
+// store counts it; 0 = unknown.
 func (l *Loader[V]) loadErrorOf(key, wire string, left time.Duration) *LoadError {
 	w := wireError{BackOff: l.cfg.ErrorTTL.Milliseconds()}
 	if json.Unmarshal([]byte(wire), &w) != nil {
@@ -67,14 +68,15 @@ func (l *Loader[V]) loadErrorOf(key, wire string, left time.Duration) *LoadError
 	}
 }
 
-// backOffOf is the error of the last load of key that this process knows of, while its back-off lasts and nothing has
-// invalidated that load; otherwise nil.
+// backOffOf returns the error of the last failed load of key that this process knows of. It returns nil if the back-off
+// of that load is over, or if an invalidation came after the load began.
 func (l *Loader[V]) backOffOf(key string) *LoadError {
 	return l.backoffs.get(key, l.l1.Epoch(key).Key)
 }
 
-// backoffs are the failed loads that this process knows of. They keep the error itself, of which the store has only the
-// text, they count failures, and they hold loads back if there is no store to leave a back-off in.
+// backoffs are the failed loads that this process knows of. They have three uses. They keep the error itself, while the
+// store has only the text of the error. They count failures. They hold loads back if there is no store in which to
+// leave a back-off.
 type backoffs struct {
 	mu    sync.Mutex
 	byKey map[string]pastFailure
@@ -83,13 +85,15 @@ type backoffs struct {
 type pastFailure struct {
 	err   *LoadError
 	until time.Time
-	epoch uint32 // l1.Epoch.Key, noted before the load began: like an entry of L1, a failure is judged when it is read
+	epoch uint32 // l1.Epoch.Key before the load began: like an entry of L1, a failure is judged when it is read
 }
 
-// maxBackoffs bounds the memory. A failure above it is not remembered, which costs a load, or starts a back-off anew.
+// maxBackoffs bounds the memory of backoffs. Further failures are not remembered, which costs a load, or starts a
+// back-off anew.
 const maxBackoffs = 4096
 
-// remember keeps a failure for its back-off, and as long again: a later failure is the first one in a row.
+// remember keeps a failure for the time of its back-off, and for the same time again. A failure after that counts as
+// the first failure in a row.
 func (b *backoffs) remember(key string, err *LoadError, epoch uint32) {
 	if err.RetryAfter <= 0 {
 		return
@@ -114,7 +118,7 @@ func (b *backoffs) remember(key string, err *LoadError, epoch uint32) {
 
 func (p pastFailure) isOver(now time.Time) bool { return now.After(p.until.Add(p.err.RetryAfter)) }
 
-// get returns the failure of key if its back-off lasts, with what is left of it.
+// get returns the failure of key if the back-off of that failure lasts. RetryAfter is what is left of the back-off.
 func (b *backoffs) get(key string, epoch uint32) *LoadError {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -128,7 +132,7 @@ func (b *backoffs) get(key string, epoch uint32) *LoadError {
 	return &err
 }
 
-// failures is how many loads of key have failed one after the other until now.
+// failures returns how many loads of key have failed in a row until now.
 func (b *backoffs) failures(key string, epoch uint32) int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -139,7 +143,7 @@ func (b *backoffs) failures(key string, epoch uint32) int {
 	return past.err.failures
 }
 
-// forget reports whether there was something to forget.
+// forget removes the failure of key. It reports whether there was a failure to remove.
 func (b *backoffs) forget(key string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

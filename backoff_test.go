@@ -256,7 +256,8 @@ func TestInvalidateEndsTheBackOff(t *testing.T) {
 	})
 }
 
-// A load begins, the key is invalidated, the load fails: the failure leaves no back-off. (TestHistory found it.)
+// A load begins, the key is invalidated, and then the load fails. The failure leaves no back-off. (TestHistory found
+// this case.)
 func TestAFailureFromBeforeAnInvalidate(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 100 * ms, err: errors.New("read before the write")}

@@ -12,24 +12,25 @@ import (
 
 // This file is one call of a bulk load function.
 
-// batch is that call, while it is being filled and while it runs. A refill enters it before it asks for its lease; then
-// it either leaves, or asks for its key. The batch runs when no refill can enter any more and each has done one of the
-// two. So it loads exactly the keys whose leases were acquired.
+// batch is one call of a bulk load function, while refills enter and while the call runs. A refill enters the batch
+// before it asks for its lease. Then the refill either leaves the batch, or asks the batch for its key. The batch runs
+// when no further refill can enter, and each refill has done one of the two. So the batch loads exactly the keys whose
+// leases were acquired.
 type batch[V any] struct {
 	l *Loader[V]
 
 	acquire sync.Once     // takes a load slot, for all entries
-	ready   chan struct{} // closed when that is done
-	unused  chan struct{} // closed when all entries have left: no slot is needed
+	ready   chan struct{} // closed when the load slot is held, or not needed
+	unused  chan struct{} // closed when all entries have left: the batch needs no slot
 	urgent  chan struct{} // closed when an entry must not queue, see flight.Flight.Urgent
 
-	mu       sync.Mutex // guards all below, and left of each entry
+	mu       sync.Mutex // guards all fields below, and left of each entry
 	open     bool       // refills can enter
 	keys     map[string]bool
 	pending  int // entries that have neither left nor asked
 	asked    []*batchEntry[V]
 	running  bool
-	awaited  int // while it runs: asked entries whose flight still waits
+	awaited  int // while the batch runs: asked entries whose flight still waits
 	cancel   context.CancelFunc
 	isUrgent bool
 	slotHeld bool
@@ -39,7 +40,7 @@ type batch[V any] struct {
 type batchEntry[V any] struct {
 	batch *batch[V]
 	key   string // as given
-	left  bool   // left, or asked; guarded by batch.mu
+	left  bool   // the entry has left, or asked; guarded by batch.mu
 
 	ctx    context.Context // of the refill's load; written before the entry is in batch.asked, as is fill
 	fill   *Fill
@@ -54,8 +55,8 @@ func newBatch[V any](l *Loader[V]) *batch[V] {
 	}
 }
 
-// enter returns an entry for a key. It returns nil if the batch is closed or has the key already: one of the two
-// refills would get the tags and times of the other.
+// enter returns an entry for a key. It returns nil if the batch is closed, or if the batch has the key already. Two
+// refills with one key would share one Fill, so one refill would get the tags and times of the other refill.
 func (b *batch[V]) enter(given string) *batchEntry[V] {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -67,7 +68,7 @@ func (b *batch[V]) enter(given string) *batchEntry[V] {
 	return &batchEntry[V]{batch: b, key: given, done: make(chan struct{})}
 }
 
-// close lets no refill enter any more.
+// close ends the time in which refills can enter.
 func (b *batch[V]) close() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -75,7 +76,7 @@ func (b *batch[V]) close() {
 	b.check()
 }
 
-// leave gives the entry up, unless its refill has asked for its key.
+// leave gives the entry up, unless the refill of the entry has already asked for its key.
 func (e *batchEntry[V]) leave() {
 	b := e.batch
 	b.mu.Lock()
@@ -93,7 +94,8 @@ func (e *batchEntry[V]) hasLeft() bool {
 	return e.left
 }
 
-// check runs the batch, or ends it, when there is nothing left to wait for. The caller holds b.mu.
+// check runs the batch when no refill can enter and every entry has asked or left. If all entries have left, check ends
+// the batch instead. The caller holds b.mu.
 func (b *batch[V]) check() {
 	switch {
 	case b.open || b.pending > 0 || b.running:
@@ -115,7 +117,7 @@ func (b *batch[V]) freeSlot() {
 	}
 }
 
-// acquireSlot takes a load slot for the batch, when the first of its entries needs it.
+// acquireSlot takes a load slot for the batch, when the first entry of the batch needs the slot.
 func (b *batch[V]) acquireSlot() {
 	b.acquire.Do(func() {
 		if b.l.loadSlots == nil {
@@ -134,14 +136,14 @@ func (b *batch[V]) acquireSlot() {
 			b.mu.Lock()
 			defer b.mu.Unlock()
 			b.slotHeld = true
-			if b.running && len(b.asked) == 0 { // all have left meanwhile
+			if b.running && len(b.asked) == 0 { // all entries have left before the slot was free
 				b.freeSlot()
 			}
 		}()
 	})
 }
 
-// hurry lets the batch go on without a load slot: a load that has one waits for it.
+// hurry lets the batch go on without a load slot. It is called when a load that holds a slot waits for this batch.
 func (b *batch[V]) hurry() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -151,7 +153,7 @@ func (b *batch[V]) hurry() {
 	}
 }
 
-// load asks for the key, and returns when the batch has run. ctx is that of the refill's load.
+// load asks for the key of the entry, and returns when the batch has run. ctx is the ctx of the refill's load.
 func (e *batchEntry[V]) load(ctx context.Context) loaded[V] {
 	b := e.batch
 	e.ctx, e.fill = ctx, outerFill(ctx)
@@ -171,7 +173,8 @@ func (e *batchEntry[V]) load(ctx context.Context) loaded[V] {
 	return e.result
 }
 
-// giveUp is called when no caller waits for the key any more. The last one ends the call.
+// giveUp is called when no caller waits for the key any longer. When the last entry gives up, the running call is
+// cancelled.
 func (e *batchEntry[V]) giveUp() {
 	b := e.batch
 	b.mu.Lock()
@@ -190,7 +193,8 @@ func (e *batchEntry[V]) giveUp() {
 	}
 }
 
-// run calls the load function for all entries, and hands out what it returns. It has a goroutine of its own.
+// run calls the load function for all entries, and hands out the values that the function returns. run has a goroutine
+// of its own.
 func (b *batch[V]) run(entries []*batchEntry[V]) {
 	first := entries[0]
 	fill := &Fill{loader: b.l, outer: first.fill.outer, parts: make(map[string]*Fill, len(entries))}
@@ -199,7 +203,7 @@ func (b *batch[V]) run(entries []*batchEntry[V]) {
 		keys[i] = e.key
 		fill.parts[e.key] = e.fill
 	}
-	// The call ends with the last flight that waits for it.
+	// The call is cancelled when the last flight that waits for it has gone.
 	ctx := context.WithValue(context.WithoutCancel(first.ctx), fillKey{}, fill)
 	ctx, cancel := context.WithTimeoutCause(ctx, b.l.cfg.LoadTimeout, errLoadTimeout)
 	defer cancel()
@@ -217,7 +221,7 @@ func (b *batch[V]) run(entries []*batchEntry[V]) {
 	}, func(v loaded[V]) { b.handOut(entries, values, v) })
 }
 
-// handOut ends the batch. v is how the call ended.
+// handOut ends the batch. v says how the call ended.
 func (b *batch[V]) handOut(entries []*batchEntry[V], values map[string]V, v loaded[V]) {
 	for _, e := range entries {
 		value, there := values[e.key]
@@ -236,8 +240,8 @@ func (b *batch[V]) handOut(entries []*batchEntry[V], values map[string]V, v load
 	b.freeSlot()
 }
 
-// regroupDelay is how long keys that missed the batch of their GetMany wait to form a new one. They usually miss it
-// together, when a node dies or the store goes away.
+// regroupDelay is how long keys that missed the batch of their GetMany wait to form a new batch. Such keys usually miss
+// the batch together, when a node dies or the store goes away.
 const regroupDelay = 5 * time.Millisecond
 
 // batcher holds the batch that single refills of a bulk Loader enter.
@@ -246,7 +250,7 @@ type batcher[V any] struct {
 	open *batch[V]
 }
 
-// enter returns an entry in the open batch, or in a new one that stays open for window.
+// enter returns an entry in the open batch, or in a new batch that stays open for window.
 func (g *batcher[V]) enter(l *Loader[V], given string, window time.Duration) *batchEntry[V] {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -273,7 +277,7 @@ func (g *batcher[V]) enter(l *Loader[V], given string, window time.Duration) *ba
 	return e
 }
 
-// batchSlot is loadSlot for a refill of a bulk Loader: an entry in a batch that has a load slot.
+// batchSlot is loadSlot for a refill of a bulk Loader. The slot is an entry in a batch that has a load slot.
 func (r *refill[V]) batchSlot(
 	inbox <-chan driver.Announcement, giveUp <-chan time.Time,
 ) (free func(), news *driver.Announcement, err error) {

@@ -16,8 +16,8 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file tests the calls of a bulk load function: which keys share a call, its load slot, its time-out, and loads
-// inside a load.
+// This file tests the calls of a bulk load function: which keys share a call, the load slot and the time-out of a call,
+// and loads inside a load.
 
 // Single Gets within BulkWindow share a call.
 func TestBulkWindow(t *testing.T) {
@@ -60,8 +60,8 @@ func TestBulkKeysAreDistinct(t *testing.T) {
 	})
 }
 
-// One Get of a key begins before another tag is invalidated, and one after it. Each Result has the tags that the load
-// set for the key.
+// Two Gets of a key share a bulk load: the first Get begins before a tag is invalidated that the key does not have, and
+// the second Get begins after it. Each Result has the tags that the load set for the key.
 func TestTwoFlightsOfAKeyInABulkLoad(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var calls [][]string
@@ -89,14 +89,14 @@ func TestTwoFlightsOfAKeyInABulkLoad(t *testing.T) {
 		}
 		wg.Go(getTagged)
 		time.Sleep(10 * ms)
-		// Another node invalidates another tag.
+		// Another node invalidates blue, a tag that k does not have.
 		s.announce(driver.Announcement{Kind: driver.TagInvalidated, Key: "thing:blue", At: time.Now()})
 		wg.Go(getTagged)
 		wg.Wait()
 	})
 }
 
-// The Fill of a bulk load sets something for all its keys. Fill.For sets something for one key.
+// What a bulk load sets with its Fill holds for all its keys. What it sets with Fill.For holds for one key.
 func TestFillOfABulkLoad(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		long := fmt.Sprint("long ", string(make([]byte, 600)))
@@ -130,7 +130,7 @@ func TestFillOfABulkLoad(t *testing.T) {
 	})
 }
 
-// A node that did not get the lease frees its load slot: a flight that waits for another node loads nothing.
+// A node that did not get the lease frees its load slot, because a flight that waits for another node loads nothing.
 func TestBulkGivesItsSlotBack(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &table{took: time.Second}
@@ -206,7 +206,8 @@ func TestBulkLoadTimeout(t *testing.T) {
 	})
 }
 
-// A bulk load takes one load slot. A load inside it that asks the same Loader for other keys does not queue behind it.
+// A bulk load takes one load slot. A load inside the bulk load asks the same Loader for other keys and does not queue
+// behind the bulk load.
 func TestNestedGetMany(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var l *refill.Loader[string]
@@ -236,7 +237,8 @@ func TestNestedGetMany(t *testing.T) {
 	})
 }
 
-// A load asks for its own key through a bulk load of another Loader. It would wait for itself, so it gets ErrInvalid.
+// A load asks for its own key through a bulk load of another Loader. The load would wait for itself, so its request
+// returns ErrInvalid.
 func TestNestedThroughABulkLoad(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var inner *refill.Loader[string]
@@ -258,8 +260,8 @@ func TestNestedThroughABulkLoad(t *testing.T) {
 	})
 }
 
-// A load of key a in Loader x calls a bulk load. The bulk load asks x for a: the two would wait for each other, so it
-// gets ErrInvalid. The bulk load may have been started by another caller, for another key.
+// A load of key a in Loader x calls a bulk load, and the bulk load asks x for a. The two loads would wait for each
+// other, so the bulk load gets ErrInvalid. Another caller may have started the bulk load, for another key.
 func TestNestedThroughTwoLoaders(t *testing.T) {
 	for _, first := range []bool{false, true} {
 		t.Run(fmt.Sprint("another key first ", first), func(t *testing.T) {

@@ -13,15 +13,16 @@ import (
 	"github.com/refill-go/refill/internal/l1"
 )
 
-// This file is about many keys at once. Each key still has its own flight, lease, claim and record, so all guarantees
-// hold for each key, and a Get of one of them joins its flight. The keys share the read of the store (manyKeys) and the
-// load (batch.go). No refill waits for a lease while it holds up a batch, so two nodes that load the same keys cannot
-// block each other.
+// This file is about many keys at once. Each key still has its own flight, lease, claim and record. So all guarantees
+// hold for each key, and a Get of a single key joins the flight of that key. The keys share the read of the store
+// (manyKeys) and the load (batch.go). No refill waits for a lease while a batch waits for that refill. So two nodes
+// that load the same keys cannot block each other.
 
-// NewBulk is New for a load function that takes many keys at once. GetMany and Refresh call it once for all keys that
-// this node has to load; with [Config.BulkWindow], single Gets share calls as well. A key that is absent from the map
-// is not found. keys are distinct and in no order. An error fails all of them; an error that wraps [ErrNotFound] says
-// that none exists. What is set on [FillFrom] holds for all keys, what is set on its [Fill.For] for one.
+// NewBulk is New for a load function that takes many keys at once. GetMany and Refresh call the function once for all
+// keys that this node has to load. With [Config.BulkWindow], single Gets share calls as well. The keys of a call are
+// distinct and in no order. A key that is absent from the map is not found. An error fails all keys of the call. An
+// error that wraps [ErrNotFound] says that none of these keys exists. What is set on [FillFrom] holds for all keys.
+// What is set on [Fill.For] holds for one key.
 func NewBulk[V any](
 	name string, load func(ctx context.Context, keys []string) (map[string]V, error), cfg Config,
 ) (*Loader[V], error) {
@@ -58,13 +59,15 @@ func (e *KeyErrors) keys() []string {
 	return slices.Sorted(maps.Keys(e.Errs))
 }
 
-// GetMany is Get for many keys. What L1 does not have is read in one exchange with the store. What has to be loaded is
-// loaded by one call of a bulk load function (see [NewBulk]), or by single loads in parallel. For keys that others
-// load, GetMany waits.
+// GetMany is Get for many keys. It reads the keys that L1 lacks in one exchange with the store, and in one more if
+// their values have tags. It loads what is then still missing: with one call of a bulk load function (see [NewBulk]),
+// or, if the Loader has none, with one load per key, in parallel. If another caller or another node is loading a key
+// already, GetMany waits for that load.
 //
-// The map holds the values that were found, under the keys as given. A key that is not found is absent, and is no
-// error. If other keys failed, the error is a [*KeyErrors] and the map holds the rest. More than 1,024 keys are handled
-// in groups of 1,024, one after the other, with one call of the bulk load function each.
+// The map holds the values that were found, under the keys as given. A key that is not found is absent from the map,
+// and is no error. If some keys fail in another way, the error is a [*KeyErrors], and the map holds the values of the
+// other keys. GetMany handles more than 1,024 keys in groups of 1,024, one group after the other. Each group has its
+// own exchange, and its own call of the bulk load function.
 func (l *Loader[V]) GetMany(ctx context.Context, keys []string) (map[string]V, error) {
 	values := make(map[string]V, len(keys))
 	failed := make(map[string]error)
@@ -93,13 +96,14 @@ func (l *Loader[V]) GetMany(ctx context.Context, keys []string) (map[string]V, e
 	return values, &KeyErrors{failed}
 }
 
-// atOnce is how many keys GetMany and Refresh handle at once: each that has to be loaded is a lease to renew.
+// atOnce is how many keys GetMany and Refresh handle at once. The bound is needed because each key that has to be
+// loaded has a lease to renew.
 const atOnce = 1024
 
 // report gets the result of one of many keys.
 type report[V any] func(key string, r Result[V], err error)
 
-// each finds out about many keys, and reports each of them.
+// each gets the results of many keys, and reports the result of each key.
 func (l *Loader[V]) each(ctx context.Context, keys []string, want flight.Want, report report[V]) {
 	for some := range slices.Chunk(keys, atOnce) {
 		for len(some) > 0 {
@@ -108,8 +112,8 @@ func (l *Loader[V]) each(ctx context.Context, keys []string, want flight.Want, r
 	}
 }
 
-// getAtOnce joins or starts a flight for each key, and waits for all of them. It returns the keys whose flight ended
-// without an answer.
+// getAtOnce joins or starts a flight for each key, and waits for all these flights. It returns the keys whose flight
+// ended without an answer.
 func (l *Loader[V]) getAtOnce(
 	ctx context.Context, keys []string, want flight.Want, report report[V],
 ) (again []string) {
@@ -135,7 +139,7 @@ func (l *Loader[V]) getAtOnce(
 		waited = i + 1
 		switch j.role {
 		case flight.None:
-		case flight.Observer: // an ordinary flight is on its way, and may end without a load
+		case flight.Observer: // the key has a flight that was not started for a Refresh, and that may end without a load
 			if _, err := j.flight.WaitEnd(ctx); err != nil && !errors.Is(err, flight.ErrNoAnswer) {
 				report(keys[i], Result[V]{}, err)
 			} else {
@@ -153,7 +157,8 @@ func (l *Loader[V]) getAtOnce(
 	return again
 }
 
-// joinOne joins or starts the flight of one of many keys. It reports a key that needs none, and returns no role for it.
+// joinOne joins or starts the flight of one of many keys. If the key needs no flight, joinOne reports the result of the
+// key, and returns role None.
 func (l *Loader[V]) joinOne(
 	ctx context.Context, m *manyKeys[V], given string, want flight.Want, report report[V],
 ) (none membership[V]) {
@@ -193,16 +198,16 @@ func (l *Loader[V]) joinOne(
 type manyKeys[V any] struct {
 	l     *Loader[V]
 	ctx   context.Context
-	batch *batch[V] // that they load with, if there is a bulk load function
+	batch *batch[V] // the bulk load that the keys share, if there is a bulk load function
 
 	// Owned by the goroutine of the GetMany until complete.
-	refills  []*refill[V] // those that need the read
-	admitted bool         // counted among the callers that wait: once, whatever the number of keys
+	refills  []*refill[V] // the refills that need the read
+	admitted bool         // the call counts among the callers that wait: once, whatever the number of keys
 	isClosed bool
 
-	closed  chan struct{} // closed when no refill is added any more
+	closed  chan struct{} // closed when no further refill is added
 	reading atomic.Bool   // a refill has begun the read
-	done    chan struct{} // closed when the next two can be read
+	done    chan struct{} // closed when found and err can be read
 	found   map[*refill[V]]*snapshot
 	err     error
 }
@@ -223,7 +228,7 @@ func (m *manyKeys[V]) add(r *refill[V]) {
 	}
 }
 
-// complete is called when no refill will be added any more.
+// complete is called when no further refill will be added.
 func (m *manyKeys[V]) complete() {
 	if !m.isClosed {
 		m.isClosed = true
@@ -232,8 +237,8 @@ func (m *manyKeys[V]) complete() {
 	}
 }
 
-// snapshot is what the shared read has found for a refill; nil if it was not read for. The first refill that asks does
-// the read. The others wait for it, within two StoreTimeouts.
+// snapshot returns what the shared read has found for a refill, or nil if the read did not include this refill. The
+// first refill that calls snapshot does the read. The other refills wait for that read, within two StoreTimeouts.
 func (m *manyKeys[V]) snapshot(r *refill[V]) (*snapshot, error) {
 	<-m.closed
 	if m.reading.CompareAndSwap(false, true) {
@@ -244,7 +249,7 @@ func (m *manyKeys[V]) snapshot(r *refill[V]) (*snapshot, error) {
 	return m.found[r], m.err
 }
 
-// read reads the store for all: one exchange, and one more if values have tags.
+// read reads the store for all refills: in one exchange, and in one more if values have tags.
 func (m *manyKeys[V]) read() (map[*refill[V]]*snapshot, error) {
 	l := m.l
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.ctx), l.cfg.StoreTimeout)

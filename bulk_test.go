@@ -28,10 +28,10 @@ func TestGetMany(t *testing.T) {
 			t.Fatalf("got calls %v after one Get, want one of one key", calls)
 		}
 		before := s.gets.Load()
-		keys := append(names(0, 10), "k0001") // one twice
+		keys := append(names(0, 10), "k0001") // k0001 twice
 		for range 2 {                         // the second time from L1
 			got, err := l.GetMany(t.Context(), keys)
-			synctest.Wait() // keys share a slot of L1's hot table; ristretto takes the others in the background
+			synctest.Wait() // ristretto takes in the background what L1's hot table has no slot for
 			if err != nil || len(got) != 9 || got["k0007"] != "row k0007" {
 				t.Errorf("got %v, %v; want nine rows", got, err)
 			}
@@ -51,8 +51,8 @@ func TestGetMany(t *testing.T) {
 	})
 }
 
-// Two nodes ask for overlapping keys in opposite order. Each key is loaded once, with at most one call per caller. The
-// nodes do not block each other.
+// Two nodes ask for overlapping keys in opposite order. Each key is loaded once, and each caller makes at most one bulk
+// load. The nodes do not block each other.
 func TestGetManyOfOverlappingKeys(t *testing.T) {
 	for _, callers := range []int{1, 3} {
 		t.Run(fmt.Sprint(callers, " on each"), func(t *testing.T) {
@@ -135,8 +135,8 @@ func TestGetManyWithSingleLoads(t *testing.T) {
 	})
 }
 
-// A node that holds leases dies. When its leases end, the other node loads the keys that it waited for, in few calls.
-// No lease is left.
+// A node that holds leases dies. The other node waits for the keys of these leases. When the leases end, the other node
+// loads the keys in few calls, and no lease is left.
 func TestGetManyAndANodeThatDies(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &table{took: time.Second}
@@ -162,7 +162,7 @@ func TestGetManyAndANodeThatDies(t *testing.T) {
 	})
 }
 
-// Partial results: GetMany returns the values that it has, and an error for each of the other keys.
+// If some keys fail, GetMany returns the values of the other keys and an error for each failed key.
 func TestGetManyThatFails(t *testing.T) {
 	boom := errors.New("boom")
 	for name, end := range map[string]func(){
@@ -215,7 +215,7 @@ func TestGetManyThatFails(t *testing.T) {
 }
 
 // OnEvent panics in a GetMany, and the caller recovers, as net/http does. No flight is left behind. The test runs
-// outside of a bubble, where the panic would end it.
+// outside of a bubble, because the panic would end the bubble.
 func TestGetManyWhoseOnEventPanics(t *testing.T) {
 	d := &table{}
 	var bad atomic.Bool
@@ -250,8 +250,8 @@ func TestGetManyWhoseOnEventPanics(t *testing.T) {
 	}
 }
 
-// A caller that leaves gets the values that are there, and its ctx's error for the others. The load goes on for other
-// callers and ends with the last of them.
+// A caller that leaves gets the values that are there, and its ctx's error for the other keys. The load goes on for the
+// remaining callers and ends when the last of them leaves.
 func TestGetManyIsLeft(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ended := make(chan error, 9)
@@ -296,7 +296,7 @@ func TestGetManyIsLeft(t *testing.T) {
 	})
 }
 
-// slowMany reads many keys slowly.
+// slowMany is a store whose GetMany is slow.
 type slowMany struct {
 	*spy
 	slow *atomic.Bool
@@ -313,8 +313,8 @@ func (s slowMany) GetMany(ctx context.Context, keys ...string) ([][]byte, error)
 	return s.spy.GetMany(ctx, keys...)
 }
 
-// The caller of a GetMany leaves while its keys are read. Another caller that has joined the flight of a key still gets
-// its value.
+// The caller of a GetMany leaves while its keys are read. Another caller has joined the flight of one of the keys and
+// still gets the value of that key.
 func TestGetManyIsLeftWhileItReads(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &table{}
@@ -333,14 +333,14 @@ func TestGetManyIsLeftWhileItReads(t *testing.T) {
 			t.Errorf("got %q, want %q", v, "row a")
 		}
 		wg.Wait()
-		// Usually 3: the read of both keys, then acquire and publish of a. All callers of b have left.
+		// Usually there are 3 calls: the read of both keys, then acquire and publish of a. All callers of b have left.
 		if n := s.calls.Load() - before; n > 4+2 {
 			t.Errorf("got %d calls of the store, want 6 at most: the read of the GetMany was lost", n)
 		}
 	})
 }
 
-// afterMany calls do when a GetMany has its reply and has not returned yet.
+// afterMany is a store that calls do when a GetMany has its reply and has not returned yet.
 type afterMany struct {
 	*spy
 	do func()
@@ -380,7 +380,7 @@ func TestInvalidateWhileManyAreRead(t *testing.T) {
 	})
 }
 
-// Close waits for the read of a GetMany, even if no flight needed it.
+// Close waits for the read of a GetMany, even if no flight needed that read.
 func TestCloseWaitsForTheReadOfAGetMany(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -422,7 +422,7 @@ func TestGetManyAndMaxWaiters(t *testing.T) {
 	})
 }
 
-// A GetMany counts as a waiting caller until it has all its keys.
+// A GetMany counts as one waiting caller until it has the values of all its keys.
 func TestGetManyWaitsForItsLastKey(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		l := node(t, func(_ context.Context, key string) (string, error) {
@@ -446,7 +446,8 @@ func TestGetManyWaitsForItsLastKey(t *testing.T) {
 	})
 }
 
-// A GetMany counts as a waiting caller to its end, also for a Get of the key that it waits for.
+// A GetMany counts as a waiting caller to its end. A Get of the key that the GetMany still waits for is a second
+// caller.
 func TestGetManyIsCountedToItsEnd(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		load := func(ctx context.Context, key string) (string, error) {
@@ -466,14 +467,14 @@ func TestGetManyIsCountedToItsEnd(t *testing.T) {
 	})
 }
 
-// Without the store, L1 answers what it has, and one bulk call loads the rest.
+// Without the store, GetMany takes from L1 what L1 has, and one bulk load loads the other keys.
 func TestGetManyWithoutTheStore(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &table{took: 50 * ms}
 		s := newSpy(memory.New())
 		l := bulk(t, d, refill.Config{Shared: s})
 		all(t, l, names(0, 100))
-		synctest.Wait() // keys share a slot of L1's hot table; ristretto takes the others in the background
+		synctest.Wait() // ristretto takes in the background what L1's hot table has no slot for
 		d.asked()
 		s.cut(true)
 		all(t, l, names(50, 200))
@@ -483,7 +484,7 @@ func TestGetManyWithoutTheStore(t *testing.T) {
 	})
 }
 
-// If the read of many keys fails, the store is not asked for each key as well.
+// If the read of many keys fails, the store is not asked again for each key.
 func TestGetManyReadsOnceWithoutTheStore(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &table{}
@@ -498,13 +499,13 @@ func TestGetManyReadsOnceWithoutTheStore(t *testing.T) {
 	})
 }
 
-// Refresh of many keys loads all of them, whatever is cached, with one call per 1,024 keys.
+// Refresh of many keys loads all of them, even if they are cached, with one call per 1,024 keys.
 func TestRefreshMany(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &table{took: 10 * ms}
 		l := bulk(t, d, refill.Config{})
 		all(t, l, names(0, 1100))
-		synctest.Wait() // Refresh would wait for a flight that is about to end, and load its key after the others
+		synctest.Wait() // Refresh would wait for a flight that is about to end, and load its key after the other keys
 		d.asked()
 		if err := l.Refresh(t.Context(), names(0, 1100)...); err != nil {
 			t.Fatal(err)
@@ -520,8 +521,8 @@ func TestRefreshMany(t *testing.T) {
 	})
 }
 
-// A Refresh finds an ordinary flight of one of its keys. It waits for the end of that flight and loads the key again,
-// because the flight may have ended without a load.
+// A Refresh finds an ordinary flight of one of its keys. The Refresh waits for the end of that flight and loads the key
+// again, because the flight may have ended without a load.
 func TestRefreshAfterAnOrdinaryFlight(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &table{took: time.Second}

@@ -14,9 +14,9 @@ import (
 
 // This file turns a value into a record and into an entry of L1, and back.
 
-// Codec encodes values of one type. Its methods are called from many goroutines.
+// Codec encodes values of one type. The methods of a Codec are called from many goroutines.
 type Codec interface {
-	// Name is part of every record. A record with another name is a miss, so change it when the encoding changes.
+	// Name is part of every record. A record with another name is a miss, so change the name when the encoding changes.
 	Name() string
 	Marshal(v any) ([]byte, error)
 	Unmarshal(data []byte, pointer any) error
@@ -28,8 +28,8 @@ func (jsonCodec) Name() string                       { return "json" }
 func (jsonCodec) Marshal(v any) ([]byte, error)      { return json.Marshal(v) }
 func (jsonCodec) Unmarshal(data []byte, p any) error { return json.Unmarshal(data, p) }
 
-// rawCodec leaves []byte and string as they are. A decoded []byte shares the memory of the record, which is the
-// Loader's.
+// rawCodec leaves []byte and string as they are. A decoded []byte shares the memory of the record, which belongs to the
+// Loader.
 type rawCodec struct{}
 
 func (rawCodec) Name() string { return "raw" }
@@ -51,7 +51,7 @@ func (rawCodec) Unmarshal(data []byte, p any) error {
 	return nil
 }
 
-// codecFor returns the codec of a value type, and the kind that its records carry.
+// codecFor returns the codec of a value type, and the kind that the records of this type carry.
 func codecFor[V any](c Codec) (Codec, string) {
 	if c == nil {
 		c = jsonCodec{}
@@ -72,11 +72,11 @@ type content[V any] struct {
 	err     error // an absence
 	token   string
 	life    life
-	noStore bool   // no value: it must not be stored, see Fill.NoStore
+	noStore bool   // the entry has no value, because the value must not be stored, see Fill.NoStore
 	extra   *extra // nil for most values
 }
 
-// extra is what a value may have besides.
+// extra is what only some values have: a validator and tags.
 type extra struct {
 	validator string
 	tags      []string
@@ -89,7 +89,7 @@ func (c *content[V]) tags() []string {
 	return c.extra.tags
 }
 
-// newEntry makes the entry of a record, without its value.
+// newEntry makes the entry of a record, but does not decode the value.
 func (l *Loader[V]) newEntry(key string, r *driver.Record, epoch l1.Epoch) *entry[V] {
 	c := content[V]{token: r.Token, life: lifeOf(r), noStore: r.NoStore}
 	c.life.refreshAt = refreshFrom(c.life, r.LoadTook, l.cfg.EarlyRefresh, l.cfg.XFetch, uniform(l.l1.Hash(r.Token)))
@@ -110,8 +110,8 @@ func inL1[V any](e *entry[V], now int64) freshness {
 	return e.Data.life.inL1(now, e.TrustUntil, e.ServeUntil.Load() == 0)
 }
 
-// putL1 puts an entry into L1. An entry that is no longer fresh is not served from there; it replaces an older one that
-// would be. An entry that was invalidated meanwhile is dropped.
+// putL1 puts an entry into L1. L1 does not serve an entry that is no longer fresh as a hit. Such an entry is put all
+// the same, because it replaces an older entry that would be a hit. An entry that was invalidated meanwhile is dropped.
 func (l *Loader[V]) putL1(e *entry[V], size int) {
 	if !l.l1.NotInvalidated(e) {
 		return
@@ -126,8 +126,8 @@ func (l *Loader[V]) putL1(e *entry[V], size int) {
 	l.l1.Put(e, size)
 }
 
-// encode makes the record of what was loaded, and the entry that a reader of that record gets. So all nodes see the
-// same value, even if the codec leaves something out. With an error, the entry has the value as it was loaded.
+// encode makes the record of a loaded value, and the entry that a reader of that record gets. So all nodes see the same
+// value, even if the codec leaves out a part of it. With an error, the entry has the value as it was loaded.
 func (r *refill[V]) encode(token string, began time.Time, v loaded[V]) (*entry[V], []byte, error) {
 	rec := driver.Record{
 		Token: token, LoadBegan: began, LoadTook: v.took, Kind: r.kind, Validator: v.terms.validator,
@@ -176,7 +176,7 @@ func (l *Loader[V]) setTimes(rec *driver.Record, v loaded[V]) {
 	if v.terms.ownStale {
 		rec.StaleFor = v.terms.staleFor
 	}
-	if v.err != nil { // an absence is an answer for a while, never a stale one
+	if v.err != nil { // an absence is an answer for a while, but never a stale answer
 		rec.NotFound, ttl, rec.StaleFor, rec.StaleIfError = true, l.cfg.NotFoundTTL, 0, 0
 	}
 	if v.terms.noStore {
@@ -185,7 +185,7 @@ func (l *Loader[V]) setTimes(rec *driver.Record, v loaded[V]) {
 	rec.FreshUntil = rec.LoadBegan.Add(jittered(ttl, l.cfg.Jitter, rand.Float64()))
 }
 
-// tagsOf are the tags of a value: those of all values of the Loader, and its own.
+// tagsOf returns the tags of a value: the tags of all values of the Loader, and the value's own tags.
 func (l *Loader[V]) tagsOf(t terms) []string {
 	tags := slices.Clone(l.cfg.Tags)
 	for _, tag := range t.tags {
@@ -196,7 +196,7 @@ func (l *Loader[V]) tagsOf(t terms) []string {
 	return tags
 }
 
-// decode reads a record of the store. Anything but a record of this Loader is a miss, and nil.
+// decode decodes a record of the store. A record that does not belong to this Loader is a miss, and decode returns nil.
 func (l *Loader[V]) decode(key string, record []byte, epoch l1.Epoch) *entry[V] {
 	if record == nil {
 		return nil
@@ -228,7 +228,7 @@ func (l *Loader[V]) decodeRecord(key string, record []byte, epoch l1.Epoch) (*en
 	return e, safely(func() error { return l.codec.Unmarshal(r.Payload, &e.Data.value) })
 }
 
-// safely turns a panic of a codec into an error: it must not end the process.
+// safely turns a panic of a codec into an error, because the panic must not end the process.
 func safely(f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -10,110 +10,115 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file is what a user can set: the fields, their defaults, and what New says about them.
+// This file is what a user can set: the fields, their defaults, and the errors and warnings of New about them.
 
-// Config is how a Loader works. The zero value of a field stands for its default; only TTL has none. A negative value
-// turns a feature off where the field says so, and is an error elsewhere. New copies the Config.
+// Config is how a Loader works. The zero value of a field stands for the default of that field. Only TTL has no
+// default. A negative value turns a feature off where the field says so. Elsewhere a negative value is an error. New
+// copies the Config.
 type Config struct {
 	// TTL is how long a value is served as fresh, counted from the start of its load. Required: how old data may be is
 	// your decision.
 	TTL time.Duration
 
-	// StaleFor is how long after TTL a value is still served, at once, while one node of the fleet refreshes it in the
-	// background (stale-while-revalidate, RFC 5861). It is added to TTL. Default 0: callers wait for the refill.
+	// StaleFor is how long after TTL a value is still served, at once, while one node of the fleet refreshes the value in
+	// the background (stale-while-revalidate, RFC 5861). StaleFor is added to TTL. Default 0: callers wait for the refill.
 	StaleFor time.Duration
 
-	// StaleIfError is how long after TTL a value is served in place of an error if its refill fails (stale-if-error,
-	// RFC 5861). It is added to TTL. Default: StaleFor. Negative: off.
+	// StaleIfError is how long after TTL a value is served in place of an error if the refill of the value fails
+	// (stale-if-error, RFC 5861). StaleIfError is added to TTL. Default: StaleFor. Negative: off.
 	StaleIfError time.Duration
 
-	// EarlyRefresh is the share of TTL after which the next Get refreshes a fresh value in the background, so that a hot
-	// key never expires while it is in use: 0.8 begins at 80 %. Below 1. Default 0: off, as is anything negative.
+	// EarlyRefresh is the share of TTL after which the next Get refreshes a fresh value in the background. So a hot key
+	// never expires while it is in use. With 0.8, a refresh begins at 80 % of TTL. Below 1. Default 0: off. A negative
+	// value is off as well.
 	EarlyRefresh float64
 
-	// XFetch is the beta of probabilistic early refresh: the longer its load took, the earlier a node refreshes a value.
-	// The moment is drawn once per value and node. On average it is beta load times before the end of TTL, and never in
-	// the first half of it. 1 is the usual value. Nodes draw independently, and the result of the first one is announced
-	// to all, so most nodes never try. Default 0: off, as is anything negative.
-	// (Vattani, Chierichetti, Lowenstein, Optimal Probabilistic Cache Stampede Prevention, PVLDB 8(8), 2015.)
+	// XFetch is the beta of probabilistic early refresh: the longer the load of a value took, the earlier a node refreshes
+	// the value. The moment of the refresh is drawn once per value and node. On average that moment is beta load times
+	// before the end of TTL. It is never in the first half of TTL. 1 is the usual value of XFetch. Nodes draw
+	// independently, and the result of the first refresh is announced to all nodes, so most nodes never start a refresh.
+	// Default 0: off. A negative value is off as well. (Vattani, Chierichetti, Lowenstein, Optimal Probabilistic Cache
+	// Stampede Prevention, PVLDB 8(8), 2015.)
 	XFetch float64
 
-	// SoftTimeout is how long a Get waits for the refill of a stale value before it returns the stale one. The refill goes
-	// on. It needs StaleFor. Default 0: stale values are returned at once.
+	// SoftTimeout is how long a Get waits for the refill of a stale value before it returns the stale value. The refill
+	// goes on after that. SoftTimeout has an effect only with StaleFor. Default 0: stale values are returned at once.
 	SoftTimeout time.Duration
 
 	// LocalTTL is how long this process answers from its own memory (L1) before it reads the shared store again. Changes
-	// on other nodes are announced; LocalTTL is the bound if an announcement is lost unnoticed. Default: TTL, at most 1
-	// min. Negative: off, every Get reads the store.
+	// on other nodes are announced. If an announcement is lost unnoticed, LocalTTL bounds how long L1 serves the old value
+	// as fresh. Default: TTL, at most 1 min. Negative: off, so every Get reads the store.
 	LocalTTL time.Duration
 
-	// LockTTL is how long the refill lock outlives a process that died with it. It is renewed each third of that time
-	// while a load runs, so loads may take longer. Another node takes over within LockTTL + 500 ms. Default 1 s, at least
-	// 200 ms.
+	// LockTTL is how long the refill lock outlives a process that died while it held the lock. The lock is renewed each
+	// third of LockTTL while a load runs, so loads may take longer than LockTTL. Another node takes over within LockTTL +
+	// 500 ms. Default 1 s, at least 200 ms.
 	LockTTL time.Duration
 
-	// StoreTimeout bounds every call of the shared store. Default 250 ms, and at most LockTTL/4: a renewal without an
-	// answer must be repeated while the lock still lives.
+	// StoreTimeout bounds every call of the shared store. Default 250 ms, and at most LockTTL/4. The reason for LockTTL/4:
+	// if a renewal gets no answer, it must be repeated while the lock still lives.
 	StoreTimeout time.Duration
 
-	// LoadTimeout bounds a load. When it is over, the ctx of the load is cancelled, its callers get a *LoadError with
-	// Timeout set, and the key can be loaded again, even if the function does not return. Default 10 s.
+	// LoadTimeout bounds a load. When it is over, the ctx of the load is cancelled, and the callers get a *LoadError with
+	// Timeout set. The key can then be loaded again, even if the load function does not return. Default 10 s.
 	LoadTimeout time.Duration
 
-	// ErrorTTL is the back-off after a failed load. Until it is over, every Get of the key on every node returns that
-	// error (or a stale value, see StaleIfError), and the database is left alone. Default 1 s. Negative: off; those that
-	// waited for the load still share its error. Invalidate, Expire and Refresh end a back-off.
+	// ErrorTTL is the back-off after a failed load. Until the back-off is over, every Get of the key on every node returns
+	// the error of that load (or a stale value, see StaleIfError), and no node asks the database for the key. Default 1 s.
+	// Negative: off. Callers that waited for the failed load share its error even then. Invalidate, Expire and Refresh end
+	// a back-off.
 	ErrorTTL time.Duration
 
-	// MaxErrorTTL lets the back-off of a key double with each failure in a row, up to this. Default: ErrorTTL, so it does
-	// not grow.
+	// MaxErrorTTL lets the back-off of a key double with each failure in a row, up to MaxErrorTTL. Default: ErrorTTL, so
+	// the back-off does not grow.
 	MaxErrorTTL time.Duration
 
 	// NotFoundTTL is how long an absence (ErrNotFound) is cached. Default: TTL, at most 10 s. Negative: off.
 	NotFoundTTL time.Duration
 
-	// Tags are the tags of every value of this Loader, see Fill.Tag: with Tags: {"all"}, InvalidateTag(ctx, "all")
-	// invalidates all of them. Default: none.
+	// Tags are the tags of every value of this Loader, see Fill.Tag. With Tags: {"all"}, InvalidateTag(ctx, "all")
+	// invalidates all values of this Loader. Default: none.
 	Tags []string
 
-	// Jitter shortens the TTL of each stored value by a random share up to this one, so that values loaded together do
-	// not expire together. Default 0.1. Negative: off. Below 1.
+	// Jitter shortens the TTL of each stored value by a random share, which is at most Jitter. So values that were loaded
+	// together do not expire together. Default 0.1. Negative: off. Below 1.
 	Jitter float64
 
-	// MaxLoads is how many loads of this Loader may run at once in this process; a bulk load counts as one. More loads
-	// wait, or return ErrOverloaded while the shared store does not answer. Default 64. Negative: no limit.
+	// MaxLoads is how many loads of this Loader may run at once in this process. A bulk load counts as one. Further loads
+	// wait. While the shared store does not answer, they return ErrOverloaded instead. Default 64. Negative: no limit.
 	MaxLoads int
 
 	// BulkWindow is how long a Get of a Loader made by NewBulk waits for other Gets that have to load, so that one call
-	// loads all of their keys. Default 0: it does not wait. GetMany needs none.
+	// loads the keys of all these Gets. Default 0: a Get does not wait. GetMany needs no BulkWindow.
 	BulkWindow time.Duration
 
 	// MaxWaiters is how many callers of this Loader may wait at once in this process, for loads here or on other nodes.
-	// More callers get ErrOverloaded at once. A Get that L1 answers never waits. Default 10,000. Negative: no limit.
+	// Further callers get ErrOverloaded at once. A Get that L1 answers never waits. Default 10,000. Negative: no limit.
 	MaxWaiters int
 
-	// LocalEntries and LocalBytes bound L1: the number of entries (default 10,000) and, if set, the sum of the sizes of
-	// the encoded values in bytes (default: not bounded). A value larger than a quarter of LocalBytes may not stay in L1.
+	// LocalEntries and LocalBytes bound L1. LocalEntries is the number of entries (default 10,000). LocalBytes, if set, is
+	// the sum of the sizes of the encoded values in bytes (default: not bounded). A value larger than a quarter of
+	// LocalBytes may not stay in L1.
 	LocalEntries int
 	LocalBytes   int64
 
-	// Shared is the store that the fleet shares, see backend/goredis. One per process is enough for all its Loaders.
-	// Default nil: this process alone, with a backend/memory store of its own.
+	// Shared is the store that the fleet shares, see backend/goredis. One store per process is enough for all Loaders of
+	// the process. Default nil: this process alone, with a backend/memory store of its own.
 	Shared driver.Store
 
-	// Codec turns values into bytes and back. Default: JSON, and for a V of []byte or string the bytes themselves. What
-	// the codec leaves out (JSON: unexported fields, `json:"-"`) is missing on the node that loaded it as well: callers
-	// get what was decoded from what was stored. The module refill/codec has CBOR and compression.
+	// Codec turns values into bytes and back. Default: JSON, and for a V of []byte or string the bytes themselves. Callers
+	// get the value that was decoded from the stored bytes. So a part that the codec leaves out (JSON: unexported fields,
+	// `json:"-"`) is missing even on the node that loaded the value. The module refill/codec has CBOR and compression.
 	Codec Codec
 
 	// OnEvent is called for every Event. It is called from many goroutines at once: callers, flights and the subscription.
-	// It must be fast, because Gets and announcements wait for it. It must not panic, and must not call Close. No lock of
-	// refill is held meanwhile. Default: no events.
+	// OnEvent must be fast, because Gets and announcements wait for it. It must not panic, and must not call Close. No
+	// lock of refill is held during the call. Default: no events.
 	OnEvent func(Event)
 }
 
-// withDefaults checks a Config and fills in its defaults. In the result no value is negative: off is 0, and no limit is
-// the largest number.
+// withDefaults checks a Config and fills in its defaults. In the result no value is negative: 0 stands for off, and the
+// largest number stands for no limit.
 func (c Config) withDefaults() (Config, error) {
 	for _, check := range []func(*Config) error{(*Config).times, (*Config).bounds, (*Config).parts} {
 		if err := check(&c); err != nil {
@@ -169,8 +174,8 @@ func (c *Config) times() error {
 	return err
 }
 
-// storeTimeout checks how long a call of the store may take, given a lease of lockTTL: a renewal without an answer must
-// be repeated before the lease ends.
+// storeTimeout checks how long a call of the store may take, given a lease of lockTTL. If a renewal gets no answer, it
+// must be repeated before the lease ends.
 func storeTimeout(set, lockTTL time.Duration, nameOfTTL string) (time.Duration, error) {
 	most := lockTTL / 4
 	if set == 0 {
@@ -202,7 +207,7 @@ func (s setting) apply() error {
 	return nil
 }
 
-// maxBeta is far above any useful beta. It bounds the spans that are computed from it.
+// maxBeta is far above any useful beta. It bounds the times that are computed from beta.
 const maxBeta = 100.0
 
 // limit applies the default of a number that bounds something.
@@ -268,7 +273,8 @@ func (c *Config) parts() error {
 	return nil
 }
 
-// warnings are settings that New accepts and that are doubtful all the same: they have no effect, or a surprising one.
+// warnings returns a warning for each setting that New accepts although the setting is doubtful: it has no effect, or a
+// surprising effect.
 func (c *Config) warnings() (warnings []error) {
 	warn := func(doubtful bool, field, format string, args ...any) {
 		if doubtful {

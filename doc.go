@@ -18,55 +18,59 @@
 //	     served         served at once,         served if the        gone
 //	                    one node refreshes it   load fails
 //
-// StaleFor and StaleIfError both count from the end of TTL, as in RFC 5861, so they overlap; the longer one ends the
-// life. The times are part of the stored record, by the clock of Redis. They hold on every node, whatever its own clock
-// or Config says. With Config.EarlyRefresh or Config.XFetch a refresh begins while the value is still fresh. With
-// Config.SoftTimeout callers wait a moment for the refresh of a stale value.
+// StaleFor and StaleIfError both count from the end of TTL, as in RFC 5861, so the two overlap. The longer one ends the
+// life of the value. The stored record holds these times, by the clock of Redis. They hold on every node, whatever the
+// node's own clock or Config says. With Config.EarlyRefresh or Config.XFetch, a refresh begins while the value is still
+// fresh. With Config.SoftTimeout, callers wait a moment for the refresh of a stale value.
 //
 // # One Get
 //
-//  0. L1. A fresh entry of this process is returned: no lock, timer, allocation or system clock. A stale entry is
-//     returned as well, and at most one refresh of its key runs in this process.
+//  0. L1. Get returns a fresh entry of this process without a lock, timer, allocation or system clock. Get returns a
+//     stale entry as well, and at most one refresh per key runs in this process.
 //  1. Flight. Otherwise all callers of a key in this process share one flight. Each caller leaves when its own ctx
 //     ends. The flight ends with its last caller.
 //  2. Look up. The flight reads the store: one GET. A fresh value is the answer. A stale value is the answer as well,
-//     and the flight goes on as a refresh. The read is skipped if step 3 is cheaper or finds the same.
-//  3. Acquire. One script takes the refill lock, and the claim: the right to store. If the store holds another value
-//     than the one seen, that value is used instead. If another node has the lock, a refresh leaves; a caller without a
-//     value waits for the announcement of the result, or for the end of the lock.
-//  4. Load. The load function runs, at most Config.MaxLoads at once. The lock is renewed meanwhile.
-//  5. Publish. If the claim still holds, the value is stored, and announced to all nodes if it replaces one or if a
-//     caller waits. A small value travels in the announcement. If the claim is gone, an Invalidate or a newer load came
-//     first, and nothing is stored. The callers of this flight get the value either way.
-//  6. Fail. If the load fails, its error goes to every waiter on every node, and a back-off takes the place of the lock
-//     for Config.ErrorTTL. An old value is served instead if Config.StaleIfError allows it.
-//  7. Without the store. If Redis does not answer, L1 is served, and each process loads by itself, within
-//     Config.MaxLoads; more loads are refused with [ErrOverloaded]. After five slow failures in a row a circuit breaker
-//     opens, and Gets skip Redis until a probe succeeds. When Redis is back, everything heals by itself.
+//     and the flight goes on as a refresh. The flight skips the read if step 3 is cheaper or finds the same.
+//  3. Acquire. One script takes the refill lock and the claim. The claim is the right to store. If the store holds
+//     another value than the one that the flight has seen, the flight uses the value of the store instead. If another
+//     node has the lock, a refresh ends. A flight whose callers have no value waits for the announcement of the result,
+//     or for the end of the lock.
+//  4. Load. The load function runs. At most Config.MaxLoads loads run at once. The lock is renewed during the load.
+//  5. Publish. If the claim still holds, the value is stored. The value is also announced to all nodes if it replaces
+//     another value or if a caller waits. A small value travels in the announcement. If the claim is gone, an
+//     Invalidate or a newer load came first, and nothing is stored. The callers of this flight get the value in either
+//     case.
+//  6. Fail. If the load fails, every waiter on every node gets its error, and a back-off takes the place of the lock
+//     for Config.ErrorTTL. Callers get an old value instead of the error if Config.StaleIfError allows that.
+//  7. Without the store. If Redis does not answer, Get serves what L1 has, and each process loads by itself, at most
+//     Config.MaxLoads at once. Further loads are refused with [ErrOverloaded]. After five slow failures in a row a
+//     circuit breaker opens, and Gets skip Redis until a probe succeeds. When Redis is back, the Loader recovers by
+//     itself.
 //
-// [Loader.Invalidate] deletes value, lock and claim in one step, and announces it. [Loader.Expire] marks the value as
-// stale instead. So a load in progress, here or on another node, cannot be stored, and no later Get waits for it.
+// [Loader.Invalidate] deletes the value, the lock and the claim in one step, and announces the deletion.
+// [Loader.Expire] marks the value as stale instead of deleting it. After either call, a load in progress, here or on
+// another node, cannot be stored, and no later Get waits for that load.
 //
-// [Loader.GetMany] does this for many keys. Each key has its own flight, lock and claim. The keys share one read of the
-// store and, with [NewBulk], one load of exactly the keys whose locks were acquired.
+// [Loader.GetMany] is Get for many keys. Each key has its own flight, lock and claim. The keys share one read of the
+// store. With [NewBulk] they also share one load, of exactly the keys whose locks were acquired.
 //
 // Values can be grouped by tags, see [Fill.Tag]. [Loader.InvalidateTag] stores the moment of the invalidation and
-// announces it. A value is invalid if its load began no later.
+// announces the invalidation. A value is invalid if its load began at that moment or earlier.
 //
-// The lock is for efficiency; correctness comes from the claim. A holder that was frozen past its lock may load at the
-// same time as another node, but it stores nothing.
+// The lock is for efficiency. Correctness comes from the claim: a holder that was frozen past the end of its lock may
+// load at the same time as another node, but the frozen holder stores nothing.
 //
 // # What to know
 //
 //   - Values are shared between callers: treat them as read-only.
 //   - The key must hold all that the load depends on. The ctx of the load has the values of the first caller's ctx, and
-//     all callers get its result.
+//     all callers get the result of that load.
 //   - Call Invalidate after the transaction has committed, not before.
-//   - A codec may leave things out (JSON: unexported fields). No node sees them, not even the one that loaded the
-//     value.
-//   - An absence is an answer: the load function wraps [ErrNotFound].
+//   - A codec may leave out parts of a value (JSON: unexported fields). No node sees these parts, not even the node
+//     that loaded the value.
+//   - An absence is an answer: the load function returns an error that wraps [ErrNotFound].
 //   - The guarantees about invalidation hold while Redis keeps the writes that it acknowledged. A failover that loses
-//     some can bring back an old value, for at most its remaining life.
+//     some of these writes can bring back an old value, for at most the remaining life of that value.
 //
 // Locks for users run on the same lease engine: see [Locker].
 package refill

@@ -13,7 +13,7 @@ const (
 	OutcomeStale                              // "stale": a stale value, which is being refreshed
 	OutcomeShared                             // "shared": a fresh value of the shared store
 	OutcomeLoaded                             // "loaded": the load that this call started
-	OutcomeCoalesced                          // "coalesced": a flight of this process that ran already
+	OutcomeCoalesced                          // "coalesced": the answer of a flight of this process that ran already
 	OutcomeLoadedElsewhere                    // "loaded-elsewhere": a load on another node, which this call waited for
 	OutcomeStaleOnError                       // "stale-on-error": a stale value, because the load failed
 	OutcomeFailed                             // "failed": an error
@@ -23,7 +23,7 @@ var outcomeNames = [...]string{
 	"", "hit", "stale", "shared", "loaded", "coalesced", "loaded-elsewhere", "stale-on-error", "failed",
 }
 
-// String returns the lower-case name. It is final.
+// String returns the lower-case name. The name will not change.
 func (o Outcome) String() string { return nameOf(int(o), outcomeNames[:]) }
 
 // Event is one thing that happened, as Config.OnEvent sees it.
@@ -44,8 +44,8 @@ type Event struct {
 // EventKind is the kind of an [Event]. String returns a lower-case name, fit for the label of a metric.
 type EventKind uint8
 
-// The kinds of events. EventGet comes once per Get and key. The next group comes from loads, the last one is for the
-// operator.
+// The kinds of events. EventGet comes once per Get and key. The events from EventLoaded to EventRefreshSkipped come
+// from loads. The events from EventBadRecord on are for the operator.
 const (
 	EventGet EventKind = iota + 1 // "get": a Get was answered, see Event.Outcome
 
@@ -58,12 +58,12 @@ const (
 	EventRefreshSkipped  // "refresh-skipped": another node refreshes the key already
 
 	EventBadRecord         // "bad-record": the store held bytes that are no record of this Loader, which is a miss
-	EventStoreError        // "store-error": the store did not answer, or with an error
-	EventStoreDown         // "store-down": announcements cannot be received: the store is asked before L1 is used
+	EventStoreError        // "store-error": the store did not answer, or answered with an error
+	EventStoreDown         // "store-down": no announcements can be received, so Gets ask the store before L1
 	EventStoreUp           // "store-up": announcements can be received (again)
 	EventStoreWarning      // "store-warning": the store works, but a setting of it is doubtful
 	EventConfigWarning     // "config-warning": a setting of Config is doubtful: Err says why; sent while New runs
-	EventBreakerOpen       // "breaker-open": the store was too slow too often: Gets do without it
+	EventBreakerOpen       // "breaker-open": the store was too slow too often, so Gets do without the store
 	EventBreakerClosed     // "breaker-closed": the store answers again
 	EventLeaseLost         // "lease-lost": a lease ended before its load; the claim decides whether the value is stored
 	EventInvalidateRetried // "invalidate-retried": a failed Invalidate or Expire was repeated, or given up (Err is set)
@@ -76,7 +76,7 @@ var eventNames = [...]string{
 	"breaker-closed", "lease-lost", "invalidate-retried",
 }
 
-// String returns the lower-case name. It is final; later releases may add kinds.
+// String returns the lower-case name. The name will not change. Later releases may add kinds.
 func (k EventKind) String() string { return nameOf(int(k), eventNames[:]) }
 
 func nameOf(i int, names []string) string {
@@ -86,7 +86,7 @@ func nameOf(i int, names []string) string {
 	return "unknown"
 }
 
-// emit tells Config.OnEvent, and fills in what every event of this Loader has.
+// emit passes an event to Config.OnEvent, with the fields that every event of this Loader has.
 func (l *Loader[V]) emit(e Event) {
 	if l.cfg.OnEvent != nil {
 		e.Name, e.Node = l.name, l.node.id
@@ -94,7 +94,7 @@ func (l *Loader[V]) emit(e Event) {
 	}
 }
 
-// startTimer and took measure durations for events. They cost nothing without Config.OnEvent.
+// startTimer and took measure durations for events. Without Config.OnEvent neither function reads the clock.
 func (l *Loader[V]) startTimer() time.Time {
 	if l.cfg.OnEvent == nil {
 		return time.Time{}

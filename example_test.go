@@ -355,7 +355,7 @@ func ExampleConfig_onEvent() {
 	// Output: map[hit:2 loaded:1]
 }
 
-// A hot key is refreshed while it is fresh. No caller waits for it, and no caller is served a stale value.
+// A hot key is refreshed while it is fresh. No caller waits for the refresh, and no caller is served a stale value.
 func ExampleConfig_earlyRefresh() {
 	var loads atomic.Int64
 	published := make(chan struct{}, 2)
@@ -394,8 +394,8 @@ func ExampleConfig_earlyRefresh() {
 	// 2 hit <nil>
 }
 
-// Callers wait up to SoftTimeout for the refresh of a stale value. If it takes longer, they get the stale value, and
-// the refresh goes on.
+// Callers wait up to SoftTimeout for the refresh of a stale value. If the refresh takes longer, the callers get the
+// stale value, and the refresh goes on.
 func ExampleConfig_softTimeout() {
 	slow := make(chan struct{})
 	var loads atomic.Int64
@@ -480,7 +480,8 @@ func ExampleConfig_staleIfError() {
 	// 2 loads
 }
 
-// The database reports that the previous value is still valid. Then the value gets another TTL and is not sent again.
+// If the database reports that the previous value is still valid, NotModified gives that value another TTL. The
+// database does not send the value again.
 func ExampleNotModified() {
 	type article struct{ Text string }
 	var current atomic.Value // the version in the database
@@ -518,8 +519,8 @@ func ExampleNotModified() {
 	// text of 7 v2 v2 <nil>
 }
 
-// A value that must not be cached calls NoStore. The decision is remembered for 10 s, so that callers load in parallel
-// instead of waiting for another node.
+// A load calls NoStore if its value must not be cached. The decision is remembered for 10 s, so that callers load in
+// parallel instead of waiting for another node.
 func ExampleFill_NoStore() {
 	var loads atomic.Int64
 	reports, err := refill.New("report", func(ctx context.Context, id string) (string, error) {
@@ -550,7 +551,7 @@ func ExampleFill_NoStore() {
 }
 
 // InvalidateTag invalidates all values of a tag at once, however many there are. A load in progress cannot store its
-// value if it has the tag.
+// value if the value has the tag.
 func ExampleLoader_InvalidateTag() {
 	var price atomic.Int64 // stands for the database
 	price.Store(100)
@@ -661,7 +662,7 @@ func ExampleConfig_warnings() {
 }
 
 // A key can be any string. A key that is too long for the store, or that would garble a log, is hashed before it is
-// stored. A name belongs to one type of value. Give a new name to a new type: then two releases can share one Redis.
+// stored. A name belongs to one type of value. Give a new type a new name, so that two releases can share one Redis.
 func ExampleNew_keysAndNames() {
 	shared := memory.New()
 	pages, err := refill.New("page", func(_ context.Context, url string) (string, error) {

@@ -7,18 +7,18 @@ import (
 	"time"
 )
 
-// This file is a load as the load function sees it: what it can set for its value, and what it can ask.
+// This file is a load as the load function sees it: what the function can set for its value, and what it can ask.
 
-// Fill is the load in progress, as its load function sees it. What is set here holds for the value that the function
-// returns. Get it with [FillFrom]. Its methods may be called from any goroutine. After the load function has returned,
-// they have no effect.
+// Fill is the load in progress, as its load function sees it. Get a Fill with [FillFrom]. What is set on a Fill holds
+// for the value that the load function returns. The methods of a Fill may be called from any goroutine. After the load
+// function has returned, these methods have no effect.
 type Fill struct {
 	loader any    // the *Loader, to recognise a load that asks for its own key
 	key    string // as storeKey has it
 	given  string // as given
 	outer  *Fill  // the load that this load runs inside of, or nil
 
-	parts map[string]*Fill // of a bulk load: those of its keys; written before it begins
+	parts map[string]*Fill // of a bulk load: the Fills of its keys; written before the load begins
 
 	previous      any // the value that this load is to replace; nil for none
 	previousExtra *extra
@@ -41,7 +41,7 @@ type terms struct {
 type fillKey struct{}
 
 // FillFrom returns the load in progress that ctx belongs to. Outside of a load it returns a Fill without effect, never
-// nil: a load function can be called on its own, in a test for instance.
+// nil. So a load function can be called on its own, in a test for instance.
 func FillFrom(ctx context.Context) *Fill {
 	if f := outerFill(ctx); f != nil {
 		return f
@@ -55,7 +55,7 @@ func outerFill(ctx context.Context) *Fill {
 }
 
 // SetTTL gives this value a TTL of its own, counted from the start of the load, in place of Config.TTL. Jitter applies
-// to it as well. With d at or below zero, only the callers that wait for the value get it as fresh.
+// to this TTL as well. With d at or below zero, only the callers that wait for the value get it as fresh.
 func (f *Fill) SetTTL(d time.Duration) {
 	f.set(func(t *terms) { t.ttl, t.ownTTL = min(max(d, 0), maxSpan), true })
 }
@@ -65,9 +65,10 @@ func (f *Fill) SetStaleFor(d time.Duration) {
 	f.set(func(t *terms) { t.staleFor, t.ownStale = min(max(d, 0), maxSpan), true })
 }
 
-// Tag puts the value into groups that InvalidateTag and ExpireTag act on as a whole: the shop whose prices it shows,
-// the tables that it was read from. A value has at most 64 tags; a tag is any string but the empty one. A tagged value
-// costs one more command when it comes from another node, and none when it comes from L1.
+// Tag puts the value into groups. InvalidateTag and ExpireTag act on all values of a group. A group can be the shop
+// whose prices the value shows, or a table that the value was read from. A value has at most 64 tags. A tag is any
+// string but the empty one. A tagged value costs one more command when it comes from another node, and no command when
+// it comes from L1.
 func (f *Fill) Tag(tags ...string) {
 	f.set(func(t *terms) {
 		for _, tag := range tags {
@@ -78,24 +79,25 @@ func (f *Fill) Tag(tags ...string) {
 	})
 }
 
-// NoStore keeps this value out of the store and of L1: only the callers of this process that wait for it get it. The
-// decision is remembered for 10 s, or as long as SetTTL says (0: not at all). Until then, callers of the key load in
-// parallel instead of waiting for a load on another node, which could not help them (Varnish calls this hit-for-miss),
-// and what they load is not stored. Refresh, Invalidate and Expire end it.
+// NoStore keeps this value out of the store and of L1. Only the callers of this process that wait for the value get it.
+// The decision is remembered for 10 s, or as long as SetTTL says (0: not at all). Until then, callers of the key load
+// in parallel, and what they load is not stored. They do not wait for a load on another node, because that load could
+// not help them (Varnish calls this hit-for-miss). Refresh, Invalidate and Expire end the decision.
 func (f *Fill) NoStore() { f.set(func(t *terms) { t.noStore = true }) }
 
 // noStoreFor is how long a NoStore is remembered.
 const noStoreFor = 10 * time.Second
 
-// SetValidator stores a text with the value: an ETag, a version, a time of change. A later load can use it to ask
-// whether the value is still valid, see [Previous]. At most 32 KiB.
+// SetValidator stores a text with the value: an ETag, a version, a time of change. The text is at most 32 KiB. A later
+// load can use it to ask whether the value is still valid, see [Previous].
 func (f *Fill) SetValidator(validator string) {
 	f.set(func(t *terms) { t.validator = validator })
 }
 
-// Previous returns the value that the load with this ctx is to replace, and its validator, if there is one of type V: a
-// stale value, or a fresh one that is refreshed early. In a bulk load there is none. The value may be older than an
-// Invalidate on another node, so use it to ask the database, not to compute the next value.
+// Previous returns the value that the load with this ctx is to replace, and the validator of that value. The value is
+// stale, or it is fresh and is being refreshed early. ok is false if there is no such value of type V. In a bulk load
+// there is none. The value may be older than an Invalidate on another node, so use it to ask the database, not to
+// compute the next value.
 func Previous[V any](ctx context.Context) (value V, validator string, ok bool) {
 	f := FillFrom(ctx)
 	value, ok = f.previous.(V)
@@ -105,9 +107,9 @@ func Previous[V any](ctx context.Context) (value V, validator string, ok bool) {
 	return value, validator, ok
 }
 
-// NotModified is what a load function returns if the database says that the previous value is still valid. It returns
-// that value, with its validator and tags, for another TTL. Without a previous value it returns an error that wraps
-// [ErrInvalid].
+// NotModified is for a load function whose database says that the previous value is still valid. It returns that value,
+// with the validator and tags of that value, for another TTL. Without a previous value, NotModified returns an error
+// that wraps [ErrInvalid].
 //
 //	_, version, ok := refill.Previous[Product](ctx)
 //	if ok && version == current {
@@ -126,10 +128,10 @@ func NotModified[V any](ctx context.Context) (V, error) {
 	return value, nil
 }
 
-// For returns the Fill of one key of a bulk load, as given to the load function. For a key that is not being loaded it
-// returns a Fill without effect. In a load of a single key it returns f for that key.
+// For returns the Fill of one key of a bulk load. The key is as given to the load function. For a key that is not being
+// loaded, For returns a Fill without effect. In a load of a single key, For returns f for that key.
 //
-// A bulk load may Get other keys. But two bulk loads of one Loader that ask for each other's keys wait until
+// A bulk load may Get other keys. But if two bulk loads of one Loader ask for each other's keys, both loads wait until
 // LoadTimeout.
 func (f *Fill) For(key string) *Fill {
 	switch part := f.parts[key]; {
@@ -152,7 +154,7 @@ func (f *Fill) set(change func(*terms)) {
 	}
 }
 
-// seal ends the load. It returns what was set; what is set from now on is ignored.
+// seal ends the load. It returns what was set. Settings from now on are ignored.
 func (f *Fill) seal() terms {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -160,7 +162,7 @@ func (f *Fill) seal() terms {
 	return f.terms
 }
 
-// loads reports whether f, or a load that it runs inside of, loads this key for this loader.
+// loads reports whether f loads this key for this loader. The loads that f runs inside of count as well.
 func (f *Fill) loads(loader any, key string) bool {
 	for ; f != nil; f = f.outer {
 		if f.loader == loader && f.key == key {

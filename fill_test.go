@@ -66,7 +66,8 @@ func TestFill(t *testing.T) {
 	})
 }
 
-// A load gets the value that it replaces, with its validator, on every node. It may return that value for another TTL.
+// On every node a load gets the value that it replaces, and the validator of that value. The load may return that value
+// for another TTL.
 func TestNotModified(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var version atomic.Int64
@@ -167,7 +168,8 @@ func TestPreviousAbsenceAndTags(t *testing.T) {
 	})
 }
 
-// No caller queues for a value that must not be stored. Once that is known, all nodes load in parallel.
+// No caller queues for a value that must not be stored. Once the nodes know that the value must not be stored, they
+// load in parallel.
 func TestNoStoreIsRemembered(t *testing.T) {
 	for name, localTTL := range map[string]time.Duration{"with L1": 0, "without L1": -1} {
 		t.Run(name, func(t *testing.T) {
@@ -220,7 +222,8 @@ func TestNoStoreIsRemembered(t *testing.T) {
 	}
 }
 
-// A no-store record is never served: not by Peek, and not without the store. A Refresh ignores it and loads.
+// A no-store record is never served, neither by Peek nor by a Get without the store. A Refresh ignores the record and
+// loads.
 func TestNoStoreRecordIsNoValue(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var store atomic.Bool
@@ -307,7 +310,8 @@ func (m *noStoreDB) load(ctx context.Context, key string) (string, error) {
 	return m.db.load(ctx, key)
 }
 
-// A NoStore is remembered from the end of its load: a slow load needs it most.
+// A NoStore is remembered from the end of its load, not from its start, because slow loads need to run in parallel
+// most.
 func TestNoStoreOfASlowLoad(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := &noStoreDB{db: db{took: 12 * time.Second}}
@@ -324,7 +328,7 @@ func TestNoStoreOfASlowLoad(t *testing.T) {
 	})
 }
 
-// SetTTL sets how long a NoStore is remembered. At zero or below, it is not remembered.
+// SetTTL sets how long a NoStore is remembered. With a TTL of zero or below, the NoStore is not remembered.
 func TestHowLongNoStoreIsRemembered(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		for ttl, want := range map[time.Duration]time.Duration{0: 10 * time.Second, time.Minute: time.Minute, -1: 0} {
@@ -385,8 +389,8 @@ func TestLoadsOfANoStoreKey(t *testing.T) {
 	})
 }
 
-// A background refresh that finds a no-store record loads nothing: no caller waits for the value, and it could not be
-// stored.
+// A background refresh that finds a no-store record loads nothing, because no caller waits for the value and the value
+// could not be stored.
 func TestRefreshOfANoStoreKey(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := &noStoreDB{}

@@ -11,16 +11,17 @@ import (
 
 // This file is what the caller of a Get does: steps 0 and 1 of doc.go. What a flight does is in refill.go.
 
-// Get returns the value of key: from memory if it is fresh there; a stale value if Config.StaleFor allows it, while the
-// value is refreshed; otherwise from the store, from a load on another node, or from a load here. A key is any string
-// but the empty one. A key above 512 bytes, with control characters, or that begins with '#', stands as "#" and its
-// SHA-256 in the store, in events and in errors. The load function gets it as it is.
+// Get returns the value of key. A value that is fresh in memory is returned from there. If Config.StaleFor allows it,
+// Get returns a stale value while the value is refreshed. Otherwise the value comes from the store, from a load on
+// another node, or from a load here. A key is any string but the empty one. In the store, in events and in errors, a
+// key stands as "#" and its SHA-256 if it is longer than 512 bytes, has control characters, or begins with '#'. The
+// load function gets the key as given.
 //
-// Get returns the error of ctx if ctx ends first. While the store is being read, a deadline is obeyed at once, a
-// cancellation within Config.StoreTimeout. For an absence it returns an error that wraps [ErrNotFound]; for a failed
-// load a [*LoadError], unless a stale value may be served; and [ErrOverloaded], [ErrClosed] or [ErrInvalid] as they
-// say. If the codec cannot encode a value that was loaded, Get returns the value together with an error that wraps
-// ErrInvalid.
+// Get returns the error of ctx if ctx ends first. While the store is being read, Get obeys a deadline at once, and a
+// cancellation within Config.StoreTimeout. For an absence Get returns an error that wraps [ErrNotFound]. For a failed
+// load Get returns a [*LoadError], unless a stale value may be served. Get also returns [ErrOverloaded], [ErrClosed]
+// and [ErrInvalid], as the docs of these errors say. If the codec cannot encode a loaded value, Get returns the value
+// together with an error that wraps ErrInvalid.
 func (l *Loader[V]) Get(ctx context.Context, key string) (V, error) {
 	if e := l.fresh(key); e != nil {
 		return e.Data.value, e.Data.err
@@ -29,7 +30,7 @@ func (l *Loader[V]) Get(ctx context.Context, key string) (V, error) {
 	return r.Value, err
 }
 
-// fresh is step 0 for what L1 can answer by itself.
+// fresh is step 0 for a key that L1 can answer by itself.
 func (l *Loader[V]) fresh(key string) *entry[V] {
 	if !isPlain(key) {
 		return nil
@@ -41,9 +42,10 @@ func (l *Loader[V]) fresh(key string) *entry[V] {
 	return e
 }
 
-// GetWith is Get with a load function for this call. The function may run after GetWith has returned, for a refresh,
-// and for other callers, who get its result. This caller may get the result of another caller's function. So the
-// function must depend on nothing but ctx and key, and what it captures must never change: no request, no transaction.
+// GetWith is Get with a load function for this call. The function may run after GetWith has returned, for a refresh. It
+// may also run for other callers, which get its result. This caller may get the result of another caller's function. So
+// the function must depend on nothing but ctx and key, and the variables that it captures must never change: no
+// request, no transaction.
 func (l *Loader[V]) GetWith(
 	ctx context.Context, key string, load func(ctx context.Context, key string) (V, error),
 ) (V, error) {
@@ -67,17 +69,17 @@ type Result[V any] struct {
 	Age, Remaining time.Duration
 	// Node is the node that loaded the value.
 	Node string
-	// Validator and Tags are those that its load set.
+	// Validator and Tags are what the load of the value set.
 	Validator string
 	Tags      []string
 }
 
-// GetResult is Get, and says how the value was found. With an error, the Result holds what is known besides.
+// GetResult is Get, and also says how the value was found. With an error, the Result holds what is known nevertheless.
 func (l *Loader[V]) GetResult(ctx context.Context, key string) (Result[V], error) {
 	return l.get(ctx, key, nil)
 }
 
-// request is what a caller wants of a key.
+// request is what a caller asks for: one key, and how to get its value.
 type request[V any] struct {
 	key     string // as storeKey has it
 	given   string
@@ -87,7 +89,7 @@ type request[V any] struct {
 	many    *manyKeys[V] // the GetMany or Refresh that the request belongs to, or nil
 }
 
-// answer is what a flight, or L1, says to a request.
+// answer is the reply of a flight, or of L1, to a request.
 type answer[V any] struct {
 	entry   *entry[V] // nil with most errors
 	outcome Outcome
@@ -95,7 +97,7 @@ type answer[V any] struct {
 	waited  time.Duration // by this caller, for the event
 }
 
-// get is Get after the short cut: steps 0 and 1.
+// get is Get for a key that fresh could not answer: steps 0 and 1.
 func (l *Loader[V]) get(ctx context.Context, given string, load loadFunc[V]) (Result[V], error) {
 	q, err := l.request(ctx, given, load)
 	if err != nil {
@@ -125,7 +127,8 @@ func (l *Loader[V]) get(ctx context.Context, given string, load loadFunc[V]) (Re
 	}
 }
 
-// request checks what does not depend on the state of the key. load is nil for the Loader's own function.
+// request makes a request, and checks all that does not depend on the state of the key. A nil load stands for the
+// Loader's own function.
 func (l *Loader[V]) request(ctx context.Context, given string, load loadFunc[V]) (request[V], error) {
 	if load == nil {
 		load = l.load
@@ -143,8 +146,9 @@ func (l *Loader[V]) request(ctx context.Context, given string, load loadFunc[V])
 	return q, ctx.Err()
 }
 
-// fromL1 answers from L1 if that can be done at once, and starts the refresh of an entry that is due. Otherwise it
-// returns nil. patience above 0 lets a stale entry wait for its refill (Config.SoftTimeout).
+// fromL1 answers from L1, if L1 can answer at once. If the entry is due for a refresh, fromL1 starts that refresh. If
+// L1 cannot answer, fromL1 returns nil. With a patience above 0, the caller of a stale entry waits for the refill
+// instead (Config.SoftTimeout).
 func (l *Loader[V]) fromL1(ctx context.Context, q request[V], patience time.Duration) *answer[V] {
 	e := l.l1.Get(q.key)
 	if e == nil || e.Data.noStore || !l.l1.Valid(e) {
@@ -159,7 +163,7 @@ func (l *Loader[V]) fromL1(ctx context.Context, q request[V], patience time.Dura
 		a.outcome = OutcomeStale
 		l.refreshInBackground(ctx, e, q, now)
 		if patience > 0 && l.flights.Has(q.key) {
-			return nil // the flight knows the entry, and delivers it in time
+			return nil // the flight knows the entry, and delivers it after SoftTimeout
 		}
 	default:
 		return nil
@@ -167,27 +171,28 @@ func (l *Loader[V]) fromL1(ctx context.Context, q request[V], patience time.Dura
 	return &a
 }
 
-// refreshInBackground starts a refresh of an entry that is due, unless one was started within the last LockTTL. By
-// then, a node that died during its refresh was replaced, or this node knows what the last try found.
+// refreshInBackground starts a refresh of an entry that is due, unless a refresh was started within the last LockTTL.
+// After LockTTL, a node that died during its refresh has been replaced, or this node knows what the last try found.
 func (l *Loader[V]) refreshInBackground(ctx context.Context, e *entry[V], q request[V], now int64) {
 	serveUntil, refreshAt := e.ServeUntil.Load(), e.RefreshAt.Load()
 	if next := now + l.cfg.LockTTL.Microseconds(); now >= refreshAt && e.RefreshAt.CompareAndSwap(refreshAt, next) {
 		q.want = flight.Background
 		if refreshAt == 0 && l.cfg.SoftTimeout == 0 {
-			q.mode = driver.Try // no caller waits; a second try finds out whether the lease in the way has an end
+			q.mode = driver.Try // no caller waits; a second try finds out whether the other node's lease has an end
 		}
-		// The only error is ErrClosed: then there is no caller left to refresh for.
+		// The only error of join is ErrClosed. A closed Loader has no caller to refresh for.
 		if m, _ := l.join(ctx, q); m.role == flight.Leader {
 			l.launch(m.flight, q)
 		}
 		refreshAt = next
 	}
-	if serveUntil != 0 { // what is still fresh is a hit until the next try
+	if serveUntil != 0 { // an entry that is still fresh is a hit until the next try
 		e.ServeUntil.CompareAndSwap(serveUntil, min(e.TrustUntil, refreshAt))
 	}
 }
 
-// overloaded answers a caller that may not wait: with a stale value that it would have waited to improve, or an error.
+// overloaded answers a caller that may not wait. The answer is a stale value, if the caller would only have waited for
+// a newer value. Otherwise the answer is ErrOverloaded.
 func (l *Loader[V]) overloaded(ctx context.Context, q request[V]) (Result[V], error) {
 	if q.want != flight.Refresh {
 		if a := l.fromL1(ctx, q, 0); a != nil {
@@ -197,7 +202,7 @@ func (l *Loader[V]) overloaded(ctx context.Context, q request[V]) (Result[V], er
 	return Result[V]{}, ErrOverloaded
 }
 
-// flightOf is the flight of a Loader: its answers, and the announcements about its key.
+// flightOf is a flight of a Loader: it has the Loader's answers, and the announcements about its key.
 type flightOf[V any] = flight.Flight[answer[V], driver.Announcement]
 
 // membership is a caller's part in a flight.
@@ -205,7 +210,7 @@ type membership[V any] struct {
 	key      string
 	flight   *flightOf[V]
 	role     flight.Role
-	tagEpoch uint64 // how many invalidations of tags this process knew when the caller came
+	tagEpoch uint64 // how many invalidations of tags this process knew when the caller joined
 }
 
 func (l *Loader[V]) join(ctx context.Context, q request[V]) (m membership[V], err error) {
@@ -216,8 +221,8 @@ func (l *Loader[V]) join(ctx context.Context, q request[V]) (m membership[V], er
 	return m, nil
 }
 
-// wait returns the answer of a flight, and leaves it. It returns nil if the flight ended without an answer, or with one
-// that no longer holds: then the caller looks again.
+// wait returns the answer of a flight, and leaves the flight. It returns nil if the flight ended without an answer, or
+// with an answer that no longer holds. After a nil the caller begins again.
 func (l *Loader[V]) wait(ctx context.Context, m membership[V]) *answer[V] {
 	defer m.flight.Leave()
 	began := l.startTimer()
@@ -237,7 +242,7 @@ func (l *Loader[V]) wait(ctx context.Context, m membership[V]) *answer[V] {
 		return &answer[V]{err: err}
 	}
 	if e := a.entry; e != nil && m.tagEpoch > e.Epoch.Tags && l.l1.TagInvalidated(e) {
-		m.flight.Forget() // a tag of the answer was invalidated after its load began, and maybe before this caller came
+		m.flight.Forget() // a tag of the answer was invalidated after its load began, and maybe before this caller joined
 		return nil
 	}
 	if m.role == flight.Waiter && (a.outcome == OutcomeLoaded || a.outcome == OutcomeShared ||

@@ -26,7 +26,8 @@ func TestAHitAllocatesNothing(t *testing.T) {
 	}
 }
 
-// ristretto shows a new key late and rejects some keys. The hot table in front of it holds what was just loaded.
+// ristretto shows a new key late and rejects some keys. The hot table in front of ristretto holds the values that were
+// just loaded.
 func TestAJustLoadedValueIsThere(t *testing.T) {
 	for name, cfg := range map[string]refill.Config{
 		"default":     {},
@@ -69,7 +70,7 @@ func TestLocalTTLOff(t *testing.T) {
 			t.Errorf("got %d Gets of the store, want 1: there is no L1", s.gets.Load()-gets)
 		}
 		time.Sleep(time.Second)
-		for range 3 { // the first starts a refresh; the others are served stale meanwhile
+		for range 3 { // the first Get starts a refresh; all three are served the stale value
 			if r, err := l.GetResult(t.Context(), "k"); err != nil || r.Outcome != refill.OutcomeStale {
 				t.Errorf("got %+v, %v; want a stale value", r, err)
 			}
@@ -111,8 +112,8 @@ func TestCallersLeaveOnTheirOwn(t *testing.T) {
 	})
 }
 
-// When the last caller leaves, the load's ctx ends and no back-off starts. No later caller joins the flight. A node
-// that waits for the lease continues at once.
+// When the last caller leaves, the load's ctx ends and no back-off starts. No later caller joins the flight. Another
+// node that waits for the lease continues at once.
 func TestTheLastCallerCancelsTheLoad(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: time.Second}
@@ -141,7 +142,7 @@ func TestTheLastCallerCancelsTheLoad(t *testing.T) {
 }
 
 // Callers beyond MaxWaiters get ErrOverloaded at once. A caller that leaves no longer counts. A Get that L1 answers
-// does not wait, and a background refresh does not count.
+// does not wait and does not count. A background refresh does not count either.
 func TestMaxWaiters(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: time.Second}
@@ -182,7 +183,7 @@ func TestMaxWaiters(t *testing.T) {
 	})
 }
 
-// A Get inside a load is admitted beyond MaxWaiters: the caller that waits for the load counts already.
+// A Get inside a load is admitted beyond MaxWaiters, because the caller that waits for the load counts already.
 func TestMaxWaitersLetsLoadsIn(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var l *refill.Loader[string]

@@ -22,8 +22,8 @@ import (
 
 const ms = time.Millisecond
 
-// bubble runs a test in a synctest bubble: its sleeps take no time and are exact, and a goroutine that it leaves behind
-// fails it.
+// bubble runs a test in a synctest bubble. Sleeps in the bubble take no time and are exact. A goroutine that the test
+// leaves behind fails the test.
 func bubble(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
 	synctest.Test(t, f)
@@ -224,8 +224,8 @@ func get(t *testing.T, l *refill.Loader[string], key string) string {
 	return v
 }
 
-// behind starts a Get on a goroutine of its own. The returned function waits for it. Defer it, so that the Get ends
-// before the ctx of the test does.
+// behind starts a Get on a goroutine of its own. The returned function waits for the end of that Get. Defer the
+// returned function, so that the Get ends before the ctx of the test does.
 func behind(t *testing.T, l *refill.Loader[string], key string) (wait func()) {
 	t.Helper()
 	done := make(chan struct{})
@@ -318,7 +318,7 @@ func (s *spy) onGet(f func()) {
 }
 
 // onStep sets a function that runs after the store has carried out a step of a refill ("acquire", "renew", "publish",
-// "release") and before the node gets the reply. Its error replaces the reply.
+// "release") and before the node gets the reply. If the function returns an error, the error replaces the reply.
 func (s *spy) onStep(after func(ctx context.Context, step string) error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -519,7 +519,7 @@ func (s *spy) Subscribe(name string, announce func(driver.Announcement)) func() 
 	})
 }
 
-// acquireRequest is the request of a node that has read the record under key and waits for its refill lock.
+// acquireRequest is the request of a node that has read the record under key and waits for the refill lock of key.
 func acquireRequest(t *testing.T, shared driver.Store, key, token string) driver.AcquireRequest {
 	t.Helper()
 	record, err := shared.Get(t.Context(), key)

@@ -9,10 +9,11 @@ import (
 	"github.com/refill-go/refill"
 )
 
-// This file tests interleavings that would break a promise. Each comment tells the losing one, step by step.
+// This file tests interleavings that would break a promise. The comment above a test tells the losing interleaving,
+// step by step.
 
-// A read has its reply. The announcement that invalidates the value is handled. Then the read puts the value into L1.
-// L1 must not serve it.
+// A Get has read a value from the store. The node handles the announcement that invalidates the value. Then the Get
+// puts the value into L1. L1 must not serve the value.
 func TestAReadOvertakenByAnInvalidate(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
@@ -33,8 +34,8 @@ func TestAReadOvertakenByAnInvalidate(t *testing.T) {
 	})
 }
 
-// A read has its reply. The subscription breaks, and the announcement that invalidates the value is lost. The
-// subscription returns. Then the read puts the value into L1. L1 must not serve it.
+// A Get has read a value from the store. The subscription breaks, and the announcement that invalidates the value is
+// lost. The subscription returns. Then the Get puts the value into L1. L1 must not serve the value.
 func TestAReadAcrossABreakOfTheSubscription(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
@@ -58,7 +59,8 @@ func TestAReadAcrossABreakOfTheSubscription(t *testing.T) {
 }
 
 // A load is in flight. The subscription breaks, an Invalidate is missed, and the subscription returns. A Get after the
-// return must not join that flight. Callers that joined before the break get its value. (Spin found it: docs/model.)
+// return must not join that flight. Callers that joined before the break get the value of the flight. (The model
+// checker Spin found this interleaving: docs/model.)
 func TestAFlightAcrossABreakOfTheSubscription(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: time.Second}
@@ -105,7 +107,8 @@ func TestAWaitAcrossABreakOfTheSubscription(t *testing.T) {
 	})
 }
 
-// Node B looks up a key and finds nothing. Node A publishes a value. Then B acquires. B must not load again.
+// Node B looks up a key and finds nothing. Node A publishes a value. Then B sends its Acquire. B must get the value of
+// A and must not load.
 func TestAPublishBetweenLookupAndAcquire(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
@@ -125,8 +128,8 @@ func TestAPublishBetweenLookupAndAcquire(t *testing.T) {
 	})
 }
 
-// The announcement filled(v0) is on its way to a node, with the value. The node invalidates the key and drops its L1
-// entry. Then filled(v0) arrives. It must not bring v0 back.
+// The announcement filled(v0), which carries v0, is on its way to a node. The node invalidates the key and drops its L1
+// entry. Then filled(v0) arrives. L1 must not serve v0 again.
 func TestAnAnnouncementFromBeforeTheInvalidate(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
@@ -149,8 +152,9 @@ func TestAnAnnouncementFromBeforeTheInvalidate(t *testing.T) {
 	})
 }
 
-// The node has v0 in L1. A peer publishes v1 and v2; their announcements are late. The node loads v3 itself, and misses
-// its own announcement. Then filled(v1 for v0) and filled(v2 for v1) arrive. L1 must not go back to v1 or v2.
+// A node has v0 in L1. A peer publishes v1 and v2, and the announcements of v1 and v2 are late. The node loads v3
+// itself and misses the announcement of v3. Then filled(v1 for v0) and filled(v2 for v1) arrive. L1 must not go back to
+// v1 or v2.
 func TestAnAnnouncementOutOfOrder(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
@@ -180,8 +184,8 @@ func TestAnAnnouncementOutOfOrder(t *testing.T) {
 	})
 }
 
-// A node waits for the load of another node, and the announcement of the value is lost. The waiting node finds the
-// value at the moment when the lease would have ended, and does not load.
+// A node waits for the load of another node, and the announcement of the value is lost. The waiting node reads the
+// store at the moment when the lease would have ended. It finds the value and does not load.
 func TestALostFilledAnnouncement(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 300 * ms}

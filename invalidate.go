@@ -15,21 +15,21 @@ import (
 	"github.com/refill-go/refill/internal/retry"
 )
 
-// This file is Invalidate and Expire, and what announcements do on this node.
+// This file has Invalidate and Expire, and handles the announcements that this node receives.
 
-// Invalidate removes the keys everywhere: values, the right of running loads to be stored, and back-offs. When it has
-// returned nil, no load that began before it is served as fresh from the store, on any node, and no later Get on this
-// node joins such a load. The memory of other nodes follows with the announcement. Call it after the transaction that
-// changed the data has committed.
+// Invalidate removes the keys everywhere: the values, the right of running loads to be stored, and the back-offs. After
+// Invalidate has returned nil, no load that began before the call is served as fresh from the store, on any node, and
+// no later Get on this node joins such a load. The memory of other nodes follows with the announcement. Call Invalidate
+// after the transaction that changed the data has committed.
 //
-// An error means that the store may still hold the old values. What this node holds is gone nevertheless, and
-// Invalidate is repeated in the background until the values have expired.
+// An error means that the store may still hold the old values. This node has dropped its own copies nevertheless, and
+// repeats the Invalidate in the background until the values have expired.
 func (l *Loader[V]) Invalidate(ctx context.Context, keys ...string) error {
 	return l.invalidate(ctx, keys, false)
 }
 
-// Expire is Invalidate, but the values stay and count as stale from now on: while Config.StaleFor lasts, they are
-// served as stale values, and refreshed.
+// Expire is Invalidate, but the values stay and count as stale from now on. While Config.StaleFor lasts, these values
+// are served as stale, and refreshed.
 func (l *Loader[V]) Expire(ctx context.Context, keys ...string) error {
 	return l.invalidate(ctx, keys, true)
 }
@@ -37,12 +37,12 @@ func (l *Loader[V]) Expire(ctx context.Context, keys ...string) error {
 const (
 	// invalidateAtOnce is how many keys one call of the store invalidates, within one StoreTimeout.
 	invalidateAtOnce = 256
-	// invalidateCalls is how many such calls run at once.
+	// invalidateCalls is how many of these calls run at once.
 	invalidateCalls = 4
 )
 
-// invalidate asks the store first. A read that began between the invalidation of L1 and that of the store would bring
-// the old value back.
+// invalidate calls the store before it drops the entries of L1. In the opposite order, a read that began between the
+// two steps would bring the old value back into L1.
 func (l *Loader[V]) invalidate(ctx context.Context, keys []string, expire bool) error {
 	var err error
 	keys, full := slices.Clone(keys), make([]string, len(keys))
@@ -65,7 +65,7 @@ func (l *Loader[V]) invalidate(ctx context.Context, keys []string, expire bool) 
 }
 
 // storeInvalidateAll returns the keys that may be left in the store, and the first error. A call that fails cancels no
-// other; calls that have not begun by then are not made, since the store does not answer.
+// other call. Calls that have not begun by then are not made, since the store does not answer.
 func (l *Loader[V]) storeInvalidateAll(ctx context.Context, full []string, expire bool) (left []string, err error) {
 	var (
 		calls  errgroup.Group
@@ -100,34 +100,34 @@ func (l *Loader[V]) storeInvalidate(ctx context.Context, full []string, expire b
 	return l.store.Invalidate(ctx, l.node.token(), full...)
 }
 
-// drop makes what this process holds of key invalid, and what it is reading or loading.
+// drop invalidates the entry of key in this process, and the flight that is reading or loading key.
 func (l *Loader[V]) drop(key string) {
 	l.l1.Invalidate(key)
 	l.flights.Forget(key)
 }
 
-// longestLife is how long a value can be served whose load begins now.
+// longestLife bounds how long a value can be served if its load begins now.
 func (l *Loader[V]) longestLife() time.Duration {
 	return l.cfg.TTL + max(l.cfg.StaleFor, l.cfg.StaleIfError) + l.cfg.LoadTimeout
 }
 
-// target is what an invalidation is about: a key or a tag. The same text can be both.
+// target is what an invalidation is about: a key or a tag. A key and a tag can have the same text.
 type target struct {
 	full  string
 	isTag bool
 }
 
-// invalidation is one that the store has not confirmed.
+// invalidation is an invalidation that the store has not confirmed.
 type invalidation struct {
 	expire bool // Expire or ExpireTag
 }
 
-// merge lets a later Expire not weaken an Invalidate.
+// merge combines two invalidations of one target, so that a later Expire does not weaken an Invalidate.
 func (old invalidation) merge(new invalidation) invalidation {
 	return invalidation{expire: old.expire && new.expire}
 }
 
-// retryLater repeats an invalidation until the store confirms it, or the values have expired.
+// retryLater repeats an invalidation until the store confirms it, or until the values have expired.
 func (l *Loader[V]) retryLater(full []string, areTags, expire bool) {
 	targets := make([]target, len(full))
 	for i, f := range full {
@@ -143,8 +143,8 @@ func (l *Loader[V]) retryInvalidate(ctx context.Context, t target, i invalidatio
 	return l.storeInvalidate(ctx, []string{t.full}, i.expire)
 }
 
-// retried ends a repeated invalidation. It drops the key here once more: a Get since the failure may have read the old
-// value, and this node does not act on its own announcement.
+// retried ends a repeated invalidation. It drops the key here once more, for two reasons: a Get since the failure may
+// have read the old value, and this node does not act on its own announcement.
 func (l *Loader[V]) retried(t target, _ invalidation, err error) {
 	key := l.short(t.full)
 	if t.isTag {
@@ -158,7 +158,7 @@ func (l *Loader[V]) retried(t target, _ invalidation, err error) {
 	l.emit(Event{Kind: EventInvalidateRetried, Key: key, Err: err})
 }
 
-// onAnnouncement takes what the store announces, one announcement after the other. It does not block.
+// onAnnouncement handles the announcements of the store, one after the other. It does not block.
 func (l *Loader[V]) onAnnouncement(a driver.Announcement) {
 	key := l.short(a.Key)
 	switch a.Kind {
@@ -173,7 +173,7 @@ func (l *Loader[V]) onAnnouncement(a driver.Announcement) {
 		l.emit(Event{Kind: EventStoreWarning, Err: a.Err})
 		return
 	case driver.TagInvalidated, driver.TagExpired:
-		if !l.node.made(a.Token) { // this node's own was carried out here before InvalidateTag returned
+		if !l.node.made(a.Token) { // InvalidateTag carries out this node's own before it returns
 			l.l1.InvalidateTag(key)
 		}
 		return
@@ -192,44 +192,45 @@ func (l *Loader[V]) onAnnouncement(a driver.Announcement) {
 	l.flights.Notify(key, a)
 }
 
-// onSubscribed makes up for announcements that may have been missed.
+// onSubscribed makes up for announcements that this node may have missed.
 func (l *Loader[V]) onSubscribed(a driver.Announcement) {
 	l.l1.SetSubscribed(true)
-	l.flights.ForgetAll()  // what they load may have been invalidated
-	l.flights.NotifyAll(a) // what they wait for may have been announced
+	l.flights.ForgetAll()  // the values that flights load may have been invalidated
+	l.flights.NotifyAll(a) // the results that flights wait for may have been announced
 	l.store.Probe()
 	l.retries.Wake()
 	l.emit(Event{Kind: EventStoreUp})
 }
 
-// replace brings L1 up to date with a fill of another node. The announced record replaces exactly the entry that it
-// says it replaces: any other entry may be newer. The new entry takes over the epoch of the old one, so an invalidation
-// of the old one at this moment applies to it as well.
+// replace brings L1 up to date with a fill of another node. The announcement names the record that it replaces. Only
+// the entry of that record is replaced, because any other entry may be newer. The new entry takes over the epoch of the
+// old entry. So an invalidation of the old entry at this moment applies to the new entry as well.
 func (l *Loader[V]) replace(key string, a driver.Announcement) {
 	e := l.l1.Get(key)
 	if e == nil || e.Data.token == a.Token || !l.l1.Valid(e) {
 		return
 	}
 	if e.Data.token == a.Replaced && len(a.Record) > 0 {
-		// A tagged value is read again, with the states of its tags.
+		// A tagged value is not taken from the announcement: a read gets it again, with the states of its tags.
 		if next := l.decode(key, a.Record, e.Epoch); next != nil && len(next.Data.tags()) == 0 {
 			l.putL1(next, len(a.Record))
 			return
 		}
 	}
-	e.ServeUntil.Store(0) // superseded: served, and refreshed in the background
+	e.ServeUntil.Store(0) // superseded: the entry is served, and refreshed in the background
 	e.RefreshAt.Store(0)
 }
 
 func (l *Loader[V]) onFailed(key string, a driver.Announcement) {
 	err := l.loadErrorOf(key, a.Failure, 0)
-	if err.Node != l.node.id { // this node remembers its own failures, with their cause
+	if err.Node != l.node.id { // this node remembers its own failures already, with their cause
 		l.backoffs.remember(key, err, l.l1.Epoch(key).Key)
 	}
 	l.reschedule(key, err.RetryAfter)
 }
 
-// reschedule sets when a stale entry of L1 may be refreshed again: a refresh on another node has ended without a value.
+// reschedule sets when a stale entry of L1 may be refreshed again. It is called when a refresh on another node has
+// ended without a value.
 func (l *Loader[V]) reschedule(key string, backOff time.Duration) {
 	e := l.l1.Get(key)
 	switch {

@@ -20,8 +20,8 @@ import (
 // This file tests Invalidate and Expire: on this node, on other nodes, during a load, and when the store does not
 // answer.
 
-// When Invalidate returns, L1 must be up to date, even if its own announcement is late. A later Get must not join a
-// flight that began before.
+// When Invalidate returns, L1 of the calling node must be up to date, even if the announcement of the Invalidate is
+// late. A later Get must not join a flight that began before the Invalidate.
 func TestInvalidateIsDoneWhenItReturns(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 100 * ms}
@@ -117,7 +117,8 @@ func TestExpireRejectsALoadElsewhere(t *testing.T) {
 	})
 }
 
-// An announcement of an Invalidate is lost, and the node does not notice. L1 follows within LocalTTL.
+// The announcement of an Invalidate is lost, and the node does not notice. L1 stops serving the old value within
+// LocalTTL.
 func TestALostInvalidatedAnnouncement(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
@@ -142,7 +143,7 @@ func TestALostInvalidatedAnnouncement(t *testing.T) {
 	})
 }
 
-// After a break of the subscription, older entries of L1 are invalid: an announcement may have been missed.
+// After a break of the subscription, older entries of L1 are invalid, because an announcement may have been missed.
 func TestABreakOfTheSubscription(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
@@ -165,8 +166,8 @@ func TestABreakOfTheSubscription(t *testing.T) {
 	})
 }
 
-// An Invalidate fails. A Get reads the old value into L1 again. Then the retry of the Invalidate succeeds. L1 of this
-// node must follow as well.
+// An Invalidate fails. A Get reads the old value into L1 again. Then the retry of the Invalidate succeeds. The retry
+// must also invalidate the value in L1 of this node.
 func TestARetriedInvalidateReachesL1(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
@@ -189,8 +190,8 @@ func TestARetriedInvalidateReachesL1(t *testing.T) {
 	})
 }
 
-// Invalidations wait for the store. A key and a tag of the same name are kept apart, and an Expire does not become an
-// Invalidate.
+// While invalidations wait for the store, a key and a tag of the same name are kept apart. An Expire that waits does
+// not become an Invalidate.
 func TestInvalidatesThatWaitForTheStore(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -201,7 +202,7 @@ func TestInvalidatesThatWaitForTheStore(t *testing.T) {
 		time.Sleep(ms)
 		d.version.Store(1)
 		s.cut(true)
-		if err := l.Invalidate(t.Context(), "blue"); err == nil { // before the ExpireTag, which it must not change
+		if err := l.Invalidate(t.Context(), "blue"); err == nil { // must not change the ExpireTag below
 			t.Error("Invalidate of blue succeeded, want an error: the store is down")
 		}
 		if err := l.ExpireTag(t.Context(), "blue"); err == nil {
@@ -227,7 +228,7 @@ func TestInvalidatesThatWaitForTheStore(t *testing.T) {
 type slowInvalidate struct {
 	driver.Store
 	refused atomic.Pointer[string]
-	calls   atomic.Int64 // with more than one key: the repetition goes key by key
+	calls   atomic.Int64 // with more than one key; the retries have one key each
 
 	mu   sync.Mutex
 	done map[string]bool // keys that are invalidated
@@ -259,8 +260,8 @@ func (s *slowInvalidate) invalidated() int {
 	return len(s.done)
 }
 
-// Many keys are several calls of the store. A call that fails cancels no other. Calls that have not begun by then are
-// not made, and the rest is repeated in the background.
+// An Invalidate of many keys makes several calls of the store. A call that fails cancels no other call. Calls that have
+// not begun by then are not made. The keys that are not yet invalidated are retried in the background.
 func TestInvalidateOfManyKeys(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		shared := &slowInvalidate{Store: memory.New(), done: make(map[string]bool)}

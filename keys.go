@@ -19,9 +19,9 @@ import (
 // maxKey is the longest key, in bytes, that is stored as it is.
 const maxKey = 512
 
-// storeKey is how a key (or a tag) stands in the store, in L1, in announcements, events and errors: unchanged, or as
-// "#" and its SHA-256. It is hashed if it is longer than maxKey, if it holds control characters, which garble logs and
-// consoles, and if it begins with '#', so that no key can look like the hash of another.
+// storeKey returns a key (or a tag) as it stands in the store, in L1, in announcements, events and errors: unchanged,
+// or as "#" and its SHA-256. A key is hashed in three cases. It is longer than maxKey. It holds control characters,
+// which garble logs and consoles. Or it begins with '#', so that no key can look like the hash of another key.
 func storeKey(key string) string {
 	if isPlain(key) && !hasControl(key) {
 		return key
@@ -30,8 +30,8 @@ func storeKey(key string) string {
 	return "#" + hex.EncodeToString(sum[:])
 }
 
-// isPlain reports whether a key can be looked up in L1 as it is given. A key with control characters is not found
-// there.
+// isPlain reports whether a key can be looked up in L1 as it is given. L1 finds no key with control characters, so
+// isPlain need not check for them.
 func isPlain(key string) bool { return key != "" && len(key) <= maxKey && key[0] != '#' }
 
 func hasControl(key string) bool {
@@ -54,10 +54,10 @@ func (l *Loader[V]) storeKey(key string) (string, error) {
 	return storeKey(key), nil
 }
 
-// full is a key or tag with the name of the Loader, as driver.Store wants it.
+// full returns a key or tag with the name of the Loader in front, as driver.Store wants it.
 func (l *Loader[V]) full(key string) string { return l.name + ":" + key }
 
-// short undoes full.
+// short returns the key or tag that full was given.
 func (l *Loader[V]) short(full string) string { return strings.TrimPrefix(full, l.name+":") }
 
 // maxName is the longest name of a Loader, in bytes.
@@ -78,8 +78,8 @@ func checkName(name string) error {
 	return nil
 }
 
-// names are the names of this process's Loaders, with the kind of their records. Two types under one name would read
-// each other's values as misses, and load without end.
+// names are the names of this process's Loaders, with the kind of their records. If two types had one name, each type
+// would read the values of the other type as misses, and load without end.
 var names = registry{users: make(map[nameIn]*nameUse)}
 
 type registry struct {
@@ -97,7 +97,8 @@ type nameUse struct {
 	loaders int
 }
 
-// enter notes that a Loader keeps values of a kind under a name in a store. leave is called when the Loader closes.
+// enter registers that a Loader keeps values of a kind under a name in a store. The caller calls leave when the Loader
+// closes.
 func (r *registry) enter(s driver.Store, name, kind string) (leave func(), err error) {
 	if !reflect.ValueOf(s).Comparable() {
 		return func() {}, nil
@@ -151,10 +152,10 @@ func (n *node) token() string {
 	return n.id + "#" + strconv.FormatUint(n.count.Add(1), 36)
 }
 
-// made reports whether token is one of this node.
+// made reports whether this node made token.
 func (n *node) made(token string) bool { return nodeOf(token) == n.id }
 
-// nodeOf is the node that made token.
+// nodeOf returns the node that made token.
 func nodeOf(token string) string {
 	id, _, _ := strings.Cut(token, "#")
 	return id

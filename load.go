@@ -13,15 +13,15 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file runs the load function: step 4 of doc.go. It knows slots, time-outs, panics and the renewal of the lease,
-// and nothing of what happens to the value.
+// This file runs the load function: step 4 of doc.go. It handles slots, time-outs, panics and the renewal of the lease.
+// It does not know what happens to the value.
 
 var (
 	errGoexit      = errors.New("refill: the load function ended its goroutine")
 	errLoadTimeout = errors.New("refill: longer than LoadTimeout")
 )
 
-// loaded is what a load function returned, or how it ended.
+// loaded is what a load function returned, or how the function ended.
 type loaded[V any] struct {
 	value    V
 	err      error
@@ -46,9 +46,9 @@ func (l *Loader[V]) tryLoadSlot() (free func()) {
 	}
 }
 
-// loadSlot waits for a slot among MaxLoads, for an announcement in inbox (the load of another node may make this one
-// needless) or for giveUp. It returns exactly one of the three. A refill that another load waits for does not queue:
-// that load may have the last slot itself.
+// loadSlot waits for a slot among MaxLoads, for an announcement in inbox, or for giveUp. It returns exactly one of the
+// three. The announcement matters because the load of another node may make this load needless. If another load waits
+// for this refill, the refill does not queue for a slot: the waiting load may hold the last slot itself.
 func (r *refill[V]) loadSlot(
 	inbox <-chan driver.Announcement, giveUp <-chan time.Time,
 ) (free func(), news *driver.Announcement, err error) {
@@ -72,9 +72,9 @@ func (r *refill[V]) loadSlot(
 	}
 }
 
-// runLoad calls the load function on a goroutine of its own, so that neither a panic nor a function that ignores its
-// ctx harms more than this refill. It owns free: the slot is free when the function has returned. lease is nil for a
-// load without one.
+// runLoad calls the load function on a goroutine of its own. So a panic, or a function that ignores its ctx, harms only
+// this refill. runLoad owns free, and frees the slot when the function has returned. lease is nil for a load without a
+// lease.
 func (r *refill[V]) runLoad(free func(), lease *lease) loaded[V] {
 	fill := &Fill{loader: r.Loader, key: r.key, given: r.given, outer: outerFill(r.flight.Context())}
 	if old := r.fallback; old != nil && old.Data.err == nil {
@@ -116,7 +116,8 @@ func (r *refill[V]) callLoad(ctx context.Context) loaded[V] {
 	return loaded[V]{value: value, err: err}
 }
 
-// awaitLoad waits for the end of a load or of its ctx, and has the lease renewed meanwhile.
+// awaitLoad waits for the end of a load or of its ctx. Meanwhile it starts the renewal of the lease when the renewal is
+// due.
 func awaitLoad[V any](ctx context.Context, done <-chan loaded[V], lease *lease) loaded[V] {
 	for {
 		select {
@@ -127,7 +128,7 @@ func awaitLoad[V any](ctx context.Context, done <-chan loaded[V], lease *lease) 
 			go lease.keep()
 		case <-ctx.Done():
 			select {
-			case v := <-done: // both at once: a value is worth more than an error
+			case v := <-done: // the load and ctx ended at once: a value is worth more than an error
 				return v
 			default:
 				return loaded[V]{err: context.Cause(ctx)}
@@ -136,8 +137,8 @@ func awaitLoad[V any](ctx context.Context, done <-chan loaded[V], lease *lease) 
 	}
 }
 
-// protect calls report with what call returns. A panic or runtime.Goexit in call becomes an error. After a Goexit only
-// deferred functions run, so report is called from one.
+// protect calls report with what call returns. A panic or runtime.Goexit in call becomes an error. protect calls report
+// from a deferred function, because only deferred functions run after a Goexit.
 func protect[V any](call func() loaded[V], report func(loaded[V])) {
 	v := loaded[V]{err: errGoexit, panicked: true}
 	defer func() {
@@ -162,11 +163,11 @@ func (e *panicError) Unwrap() error {
 	return err
 }
 
-// runningLoads are the load functions that have not returned, so that Close can wait for them and name them.
+// runningLoads are the load functions that have not returned. Close waits for them, and names their keys.
 type runningLoads struct {
 	mu    sync.Mutex
 	fills map[*Fill]struct{}
-	idle  chan struct{} // made by wait, closed when none is left
+	idle  chan struct{} // made by wait, closed when no load function runs
 }
 
 func (r *runningLoads) begin(f *Fill) {
@@ -187,8 +188,8 @@ func (r *runningLoads) end(f *Fill) {
 	}
 }
 
-// wait returns true when no load function runs after flightsDone, and false at timeout. No load begins after
-// flightsDone.
+// wait waits for the end of all flights and load functions. It returns true when flightsDone is closed and no load
+// function runs, and false at timeout. No load begins after flightsDone is closed.
 func (r *runningLoads) wait(flightsDone <-chan struct{}, timeout <-chan time.Time) bool {
 	select {
 	case <-flightsDone:
@@ -222,7 +223,7 @@ func (r *runningLoads) keys() (keys []string) {
 	return keys
 }
 
-// missRate is the share of first reads of the store that found nothing, of late.
+// missRate is the recent share of misses: first reads of the store, by a refill, that found nothing.
 type missRate struct{ average atomic.Int32 } // of 1<<20, over some 32 reads
 
 func (m *missRate) note(miss bool) {
@@ -233,6 +234,6 @@ func (m *missRate) note(miss bool) {
 	m.average.Store(was + (now-was)/32) // a concurrent note may be lost: this is an estimate
 }
 
-// high reports that Acquire is cheaper than a read. A script that finds a value costs as much as 1.6 reads; a read that
-// finds nothing costs one for nothing.
+// high reports whether Acquire at once is cheaper than a read first. An Acquire script that finds a value costs as much
+// as 1.6 reads. A read that finds nothing costs one read and saves none.
 func (m *missRate) high() bool { return m.average.Load() > 1<<19 }

@@ -54,7 +54,7 @@ func TestPanicAndGoexitAreErrors(t *testing.T) {
 	}
 }
 
-// A load function ignores its ctx. Its callers get an error at LoadTimeout. The load keeps its load slot until the
+// A load function ignores its ctx. Its callers get an error at LoadTimeout. The load keeps its load slot until the load
 // function returns.
 func TestLoadTimeout(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -135,7 +135,7 @@ func TestMaxLoads(t *testing.T) {
 }
 
 // MaxLoads is 1. The outer load has the load slot. A Get of an uncacheable key queues for the slot. Then the outer load
-// asks for that key. The load of that key must no longer queue, because the outer load waits for it.
+// gets that key. The load of the uncacheable key must no longer queue, because the outer load waits for it.
 func TestNestedLoadOfAnUncacheableKey(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var l *refill.Loader[string]
@@ -158,7 +158,7 @@ func TestNestedLoadOfAnUncacheableKey(t *testing.T) {
 	})
 }
 
-// pooled is a store behind a pool of connections. A call that finds none free waits, until its ctx ends.
+// pooled is a store behind a pool of connections. A call waits until a connection is free or its ctx ends.
 type pooled struct {
 	driver.Store
 	conns chan struct{}
@@ -190,8 +190,8 @@ func (s *pooled) Acquire(ctx context.Context, b driver.AcquireRequest) (driver.A
 	return s.Store.Acquire(ctx, b)
 }
 
-// A queue for connections is no outage. With as many connections as go-redis has by default, a thousand Gets of cold
-// keys at once are answered one after the other, and the circuit breaker stays closed.
+// A queue for connections is no outage. A thousand Gets of cold keys arrive at once, and the pool has as many
+// connections as go-redis has by default. The Gets are answered one after the other, and the breaker stays closed.
 func TestAQueueForConnectionsIsNoOutage(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var outages atomic.Int64

@@ -26,10 +26,10 @@ type Loader[V any] struct {
 	node  *node
 	cfg   Config // with defaults
 	store *breaker.Breaker
-	load  loadFunc[V] // nil if there is none, or a bulk one
+	load  loadFunc[V] // nil if there is no load function, or only a bulk load function
 	bulk  func(ctx context.Context, keys []string) (map[string]V, error)
 	codec Codec
-	kind  string // codec and type, as its records say
+	kind  string // codec and type, as the records of this Loader say
 
 	l1      *l1.Cache[content[V]]
 	flights *flight.Group[answer[V], driver.Announcement]
@@ -56,18 +56,19 @@ type Loader[V any] struct {
 
 type loadFunc[V any] func(ctx context.Context, key string) (V, error)
 
-// New returns a Loader that gets its values from load. The name keeps its keys apart from those of other Loaders in the
-// same store: letters, digits, '.', '_' and '-'. Two Loaders with one name must have the same V and mean the same data.
-// When the meaning changes, change the name, for instance to "product.v2": then two releases can share one store. In
-// one process, one name with two types is an error; between processes it is an [EventBadRecord].
+// New returns a Loader that gets its values from load. The name keeps the keys of this Loader apart from those of other
+// Loaders in the same store. A name has letters, digits, '.', '_' and '-'. Two Loaders with one name must have the same
+// V and mean the same data. When the meaning of the data changes, change the name, for instance to "product.v2". Then
+// two releases can share one store. Within one process, one name with two types is an error. Between processes, one
+// name with two types is an [EventBadRecord].
 //
-// load runs on a goroutine of its own. Its ctx has the values of the first caller's ctx (tenant, trace, …), is not
-// cancelled by any single caller, and ends when the last caller has left or at Config.LoadTimeout. The key must hold
-// all that the result depends on. load returns an error that wraps [ErrNotFound] if there is nothing, and may use
-// [FillFrom]. load may be nil if only GetWith is used.
+// load runs on a goroutine of its own. Its ctx has the values of the first caller's ctx (tenant, trace, …). No single
+// caller cancels that ctx: it ends when the last caller has left or at Config.LoadTimeout. The key must hold all that
+// the result depends on. If there is nothing under the key, load returns an error that wraps [ErrNotFound]. load may
+// use [FillFrom]. load may be nil if only GetWith is used.
 //
-// New makes no call to the store, so it works while the store is down. An error wraps [ErrInvalid] and names the
-// argument or setting.
+// New makes no call to the store, so New works while the store is down. An error of New wraps [ErrInvalid] and names
+// the argument or setting.
 func New[V any](name string, load func(ctx context.Context, key string) (V, error), cfg Config) (*Loader[V], error) {
 	return newLoader(name, load, nil, cfg)
 }
@@ -112,16 +113,17 @@ func newLoader[V any](
 }
 
 // storeSlotsPerCPU bounds the calls of the store that flights make at once. go-redis has 10 connections per CPU by
-// default. A user who sets more can use them; three callers that share one still get it well within StoreTimeout.
+// default. Here the bound is 30 calls per CPU. A user who sets more connections can use them. If three calls share one
+// connection, each call still gets it well within StoreTimeout.
 const storeSlotsPerCPU = 30
 
-// maxSlots is the number of loads from which on counting them bounds nothing.
+// maxSlots is so many loads that counting them would bound nothing. A MaxLoads of maxSlots or more means no limit.
 const maxSlots = 1 << 20
 
-// Refresh loads the keys now, whatever is cached, and returns when that is done. It returns the errors of the keys that
-// failed, joined. It ends a back-off. If another node is loading a key already, Refresh waits for that load instead: to
-// see a write that was just made, use Expire or Invalidate. It takes 1,024 keys at a time, with one call of a bulk load
-// function for them; each key is an event.
+// Refresh loads the keys now, whatever is cached, and returns when all loads are done. It returns the errors of the
+// keys that failed, joined. It ends a back-off. If another node is loading a key already, Refresh waits for that load
+// instead. To see a write that was just made, use Expire or Invalidate. Refresh handles 1,024 keys at a time, with one
+// call of a bulk load function for them. Each key is an event.
 func (l *Loader[V]) Refresh(ctx context.Context, keys ...string) error {
 	var errs []error
 	l.each(ctx, keys, flight.Refresh, func(_ string, _ Result[V], err error) {
@@ -132,8 +134,8 @@ func (l *Loader[V]) Refresh(ctx context.Context, keys ...string) error {
 	return errors.Join(errs...)
 }
 
-// Peek returns what is there, fresh or stale, without loading it or changing anything. It returns false if there is
-// nothing, for a cached absence, and if the store does not answer.
+// Peek returns the value that is cached, fresh or stale, without loading it or changing anything. It returns false if
+// there is no value, for a cached absence, and if the store does not answer.
 func (l *Loader[V]) Peek(ctx context.Context, key string) (Result[V], bool) {
 	key, err := l.storeKey(key)
 	if err != nil {
@@ -157,7 +159,8 @@ func (l *Loader[V]) Peek(ctx context.Context, key string) (Result[V], bool) {
 	return resultOf(e, o, now), true
 }
 
-// peekStore reads the store without counting for the breaker, because the deadline is the caller's.
+// peekStore reads the store. The breaker does not count this read, because the deadline of the read may be the
+// caller's.
 func (l *Loader[V]) peekStore(ctx context.Context, key string) *entry[V] {
 	if l.store.Open() {
 		return nil
@@ -179,9 +182,9 @@ func (l *Loader[V]) peekStore(ctx context.Context, key string) *entry[V] {
 	return e
 }
 
-// Close ends the Loader: every later call returns ErrClosed. It cancels background refreshes, and lets loads finish
-// that callers wait for, for Config.LoadTimeout at most. Then it cancels them, and its error names the keys whose load
-// function still runs. It leaves the shared store open. Further calls return the same error.
+// Close ends the Loader: every later call returns ErrClosed. Close cancels background refreshes. It lets loads finish
+// that callers wait for, for Config.LoadTimeout at most. Then it cancels those loads, and its error names the keys
+// whose load function still runs. Close leaves the shared store open. Further calls of Close return the same error.
 func (l *Loader[V]) Close() error {
 	l.closing.Do(func() {
 		l.flights.Close()

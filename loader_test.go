@@ -134,7 +134,7 @@ func TestRefresh(t *testing.T) {
 		}
 		d.version.Store(1)
 		var wg sync.WaitGroup
-		for _, l := range nodes { // both at once share one load
+		for _, l := range nodes { // two Refreshes at once share one load
 			wg.Go(func() {
 				if err := l.Refresh(t.Context(), "k"); err != nil {
 					t.Error(err)
@@ -328,7 +328,7 @@ func TestClose(t *testing.T) {
 	})
 }
 
-// Close cancels a refresh without waiters, however the refresh began.
+// Close cancels a refresh that has no waiters, however the refresh began.
 func TestCloseCancelsRefreshes(t *testing.T) {
 	for name, cfg := range map[string]refill.Config{
 		"stale, from L1":        {StaleFor: time.Minute},
@@ -358,7 +358,7 @@ func TestCloseCancelsRefreshes(t *testing.T) {
 	}
 }
 
-// Close lets a refresh with waiters finish.
+// Close lets a refresh finish if callers wait for it.
 func TestCloseLetsARefreshFinish(t *testing.T) {
 	t.Run("within SoftTimeout", func(t *testing.T) {
 		closeDuringARefresh(t, refill.Config{StaleFor: time.Minute, SoftTimeout: 5 * time.Second})

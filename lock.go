@@ -11,21 +11,21 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file is the lease engine, and the locks for users. The store counts a lease down. While its holder lives, the
-// engine renews it; it tells the holder when the lease may have ended, and gives it back exactly once. The refill lock
-// of a Loader and the locks of a Locker both run on it.
+// This file has the lease engine, and the locks for users. A lease ends in the store when its TTL is over. While the
+// holder lives, the engine renews the lease. It tells the holder when the lease may have ended, and it stops renewing
+// before the holder releases the lease. The refill lock of a Loader and the locks of a Locker both use the engine.
 //
-// The lock is for efficiency; correctness comes from the claim (for a refill) or from the fencing token (for a Lock): a
-// holder that was frozen does not know that its lease has ended.
+// The lock is for efficiency. Correctness comes from the claim (for a refill) or from the fencing token (for a Lock),
+// because a holder that was frozen does not know that its lease has ended.
 
-// lease is a lease that we hold. Renewal starts lazily: the holder selects on renewal() and runs keep when it fires,
-// because most loads finish before the first renewal and would otherwise pay for an idle goroutine.
+// lease is a lease that this process holds. Renewal starts lazily: the holder selects on renewal(), and runs keep when
+// renewal() fires. Most loads finish before the first renewal, and would otherwise pay for an idle goroutine.
 type lease struct {
 	ttl     time.Duration
 	timeout time.Duration // of one renewal
 	renew   func(context.Context) (mine bool, err error)
 
-	until   atomic.Pointer[time.Time] // the lease is proven until then; only keep writes it
+	until   atomic.Pointer[time.Time] // the lease is proven up to this moment; after newLease, only keep writes it
 	due     *time.Timer               // for the first renewal
 	renewed bool                      // keep runs, or has run; only the holder uses it
 	lost    chan struct{}             // closed by keep, once
@@ -34,8 +34,8 @@ type lease struct {
 	stopped chan struct{}             // closed when keep has ended
 }
 
-// newLease is a lease that was requested at asked. The moment before the request counts: the moment at which the store
-// granted it is unknown.
+// newLease returns a lease that was requested at asked. The TTL counts from asked, because the moment at which the
+// store granted the lease is unknown, but cannot be earlier.
 func newLease(asked time.Time, ttl, timeout time.Duration, renew func(context.Context) (bool, error)) *lease {
 	l := &lease{
 		ttl: ttl, timeout: timeout, renew: renew,
@@ -47,7 +47,7 @@ func newLease(asked time.Time, ttl, timeout time.Duration, renew func(context.Co
 	return l
 }
 
-// renewal is ready once, when keep has to run. A nil lease needs no renewal.
+// renewal returns a channel that is ready once, when keep has to run. A nil lease needs no renewal.
 func (l *lease) renewal() <-chan time.Time {
 	if l == nil {
 		return nil
@@ -55,10 +55,10 @@ func (l *lease) renewal() <-chan time.Time {
 	return l.due.C
 }
 
-// keep renews now, and then each third of the lease. A renewal that fails is repeated while the lease is proven. Two
-// things are final: the reply that the lease is not ours, and the end of the proven time, even if the store does not
-// answer. (keep begins without a timer: hundreds of timers that are due at once in a testing/synctest bubble crash the
-// race detector of Go 1.26.)
+// keep renews the lease now, and then each third of its TTL. If a renewal fails, keep repeats it while the lease is
+// proven. Two events are final: the reply that this process no longer holds the lease, and the end of the proven time,
+// even if the store does not answer. The holder starts keep as a goroutine, not time.AfterFunc: hundreds of timers that
+// are due at once in a testing/synctest bubble crash the race detector of Go 1.26.
 func (l *lease) keep() {
 	defer close(l.stopped)
 	timer := time.NewTimer(renewEvery(l.ttl))
@@ -106,7 +106,7 @@ func (l *lease) isLost() bool {
 	}
 }
 
-// end stops the renewal and waits for it, so that no renewal reaches the store afterwards.
+// end stops the renewal. If keep has begun, end waits until keep has ended. So no renewal reaches the store afterwards.
 func (l *lease) end() {
 	l.due.Stop()
 	l.stop()
@@ -124,17 +124,18 @@ func earlier(a, b time.Time) time.Time {
 
 // LockConfig is how a Locker works.
 type LockConfig struct {
-	// TTL is how long a lock outlives a holder that died with it. It is renewed each third of that time while it is held.
-	// Default 10 s, at least 200 ms.
+	// TTL is how long a lock outlives a holder that died while it held the lock. The lock is renewed each third of TTL
+	// while it is held. Default 10 s, at least 200 ms.
 	TTL time.Duration
 	// StoreTimeout bounds every call of the lock service. Default 250 ms, and at most TTL/4.
 	StoreTimeout time.Duration
 }
 
-// Locker hands out locks by key: at most one holder per key in the fleet, while leases are honoured. A holder that was
-// frozen past its lease does not know that it ended. If that could corrupt data, let the resource check Lock.Fence.
+// Locker hands out locks by key: at most one holder per key in the fleet, while holders obey the end of their leases. A
+// holder that was frozen past the end of its lease does not know that the lease ended. If such a holder could corrupt
+// data, let the resource check Lock.Fence.
 //
-// The lock is for efficiency; correctness comes from the fence.
+// The lock is for efficiency. Correctness comes from the fence.
 type Locker struct {
 	name  string
 	node  *node
@@ -142,8 +143,9 @@ type Locker struct {
 	cfg   LockConfig
 }
 
-// NewLocker returns a Locker over locks, for instance a goredis.Store. The name keeps its keys apart from those of
-// other Lockers: letters, digits, '.', '_' and '-'. An error wraps [ErrInvalid] and names the argument.
+// NewLocker returns a Locker over locks, for instance a goredis.Store. The name keeps the keys of this Locker apart
+// from those of other Lockers. A name has letters, digits, '.', '_' and '-'. An error of NewLocker wraps [ErrInvalid]
+// and names the argument.
 func NewLocker(name string, locks driver.Locks, cfg LockConfig) (*Locker, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
@@ -169,15 +171,15 @@ func NewLocker(name string, locks driver.Locks, cfg LockConfig) (*Locker, error)
 	return &Locker{name: name, node: newNode(), locks: locks, cfg: cfg}, nil
 }
 
-// TryLock takes the lock of key, or returns [ErrLocked] at once if another holder has it. Any other error means that
-// the store did not answer. Then the lock may be taken without a holder, for TTL at most.
+// TryLock takes the lock of key, or returns [ErrLocked] at once if another holder has the lock. Any other error means
+// that the store did not answer. In that case the lock may be taken without a holder, for TTL at most.
 func (l *Locker) TryLock(ctx context.Context, key string) (*Lock, error) {
 	lock, _, err := l.try(ctx, key)
 	return lock, err
 }
 
-// Lock takes the lock of key, and waits for it until ctx ends. Then the error is both [ErrLocked] and the error of ctx.
-// A release wakes all waiters; which of them gets the lock next is not defined.
+// Lock takes the lock of key. If another holder has the lock, Lock waits until ctx ends. Then the error is both
+// [ErrLocked] and the error of ctx. A release wakes all waiters. Which waiter gets the lock next is not defined.
 func (l *Locker) Lock(ctx context.Context, key string) (*Lock, error) {
 	if key == "" {
 		return nil, invalid("key", "empty")
@@ -250,7 +252,7 @@ func (l *Locker) newLock(key, token string, fence uint64, asked time.Time) *Lock
 	return k
 }
 
-// Lock is a lock that is held until Release, or until it is lost. It is renewed meanwhile.
+// Lock is a lock that is held until Release, or until it is lost. The lock is renewed while it is held.
 type Lock struct {
 	locker *Locker
 	key    string // with the Locker's name
@@ -264,7 +266,8 @@ type Lock struct {
 	err  error     // of Release, written within once
 }
 
-// watch renews the lease, and ends the context of the lock with it: with ErrLost, or without a cause after Release.
+// watch renews the lease, and ends the context of the lock when the lease ends. The cause is ErrLost if the lease was
+// lost, and context.Canceled after Release.
 func (k *Lock) watch() {
 	select {
 	case <-k.lease.renewal():
@@ -282,13 +285,13 @@ func (k *Lock) watch() {
 // Token is the random name of this holder, as it stands in the store.
 func (k *Lock) Token() string { return k.token }
 
-// Fence is larger than the fence of every earlier holder of the same key. Send it with what you write, and let the
-// resource refuse a write with a smaller fence than it has seen: that is the only protection against a holder that was
-// frozen. 0 = the lock service has none.
+// Fence is larger than the fence of every earlier holder of the same key. Send the fence with every write, and let the
+// resource refuse a write whose fence is smaller than one that the resource has seen. This is the only protection
+// against a holder that was frozen. 0 = the lock service has no fences.
 func (k *Lock) Fence() uint64 { return k.fence }
 
-// Lost is closed when the lock may no longer be held: it was taken away, or could not be renewed in time. Release does
-// not close it.
+// Lost returns a channel that is closed when the lock may no longer be held: another party took the lock away, or the
+// lock could not be renewed in time. Release does not close the channel.
 func (k *Lock) Lost() <-chan struct{} { return k.lease.lost }
 
 // Context ends with the lock: context.Cause is [ErrLost] if it was lost, context.Canceled after Release.
@@ -298,8 +301,8 @@ func (k *Lock) Context() context.Context { return k.ctx }
 func (k *Lock) Until() time.Time { return *k.lease.until.Load() }
 
 // Release frees the lock and wakes its waiters. Further calls return the same error. [ErrLost] means that the lock was
-// no longer held. Another error means that the store did not answer; the lock then ends by itself within TTL. Release
-// works even if ctx has ended, and returns within StoreTimeout.
+// no longer held. Another error means that the store did not answer. In that case the lock ends by itself within TTL.
+// Release works even if ctx has ended, and returns within StoreTimeout.
 func (k *Lock) Release(ctx context.Context) error {
 	k.once.Do(func() {
 		k.lease.stop()

@@ -8,8 +8,8 @@ import (
 	"github.com/refill-go/refill/internal/flight"
 )
 
-// This file is what a refill does without a lease: if the store does not answer (step 7 of doc.go), if the value must
-// not be stored, and if there is no value (the end of step 6).
+// This file is what a refill does without a lease, in three cases: the store does not answer (step 7 of doc.go), the
+// value must not be stored, or there is no value (the end of step 6).
 
 // storeFailed goes on without the store.
 func (r *refill[V]) storeFailed(err error) next {
@@ -17,8 +17,8 @@ func (r *refill[V]) storeFailed(err error) next {
 	return next{step: stepWithoutStore}
 }
 
-// withoutStore serves what L1 still has. Otherwise it loads for this process, within MaxLoads. After a failure it loads
-// no earlier than ErrorTTL allows.
+// withoutStore serves the entry of L1, if L1 still has one. Otherwise it loads for this process, within MaxLoads. After
+// a failed load it loads no earlier than ErrorTTL allows.
 func (r *refill[V]) withoutStore() next {
 	r.epoch = r.l1.Epoch(r.key)
 	if r.serveUnsubscribed() {
@@ -36,8 +36,8 @@ func (r *refill[V]) withoutStore() next {
 	return r.loadLocally(free, true)
 }
 
-// serveUnsubscribed serves an entry of L1 although announcements cannot be received. It reports whether the refill is
-// done.
+// serveUnsubscribed serves an entry of L1 although this process cannot receive announcements. It reports whether the
+// refill is done.
 func (r *refill[V]) serveUnsubscribed() (done bool) {
 	e := r.l1.Get(r.key)
 	if e == nil || e.Data.noStore || r.want == flight.Refresh || !r.l1.NotInvalidated(e) {
@@ -62,7 +62,7 @@ func (r *refill[V]) loadUncacheable() next {
 	return r.loadLocally(free, false)
 }
 
-// loadLocally loads without a lease, and keeps the value in L1 if keep is set. It owns free.
+// loadLocally loads without a lease. If keep is set, it keeps the value in L1. It owns free.
 func (r *refill[V]) loadLocally(free func(), keep bool) next {
 	began := r.store.Now()
 	v := r.runLoad(free, nil)
@@ -87,8 +87,8 @@ func (r *refill[V]) loadLocally(free func(), keep bool) next {
 	return next{step: stepDone}
 }
 
-// serveStaleOnError ends a refill that has found no value: with an old value that is better than an error, or with the
-// error.
+// serveStaleOnError ends a refill that has found no value. The answer is an old value, if one may be served in place of
+// an error. Otherwise the answer is the error.
 func (r *refill[V]) serveStaleOnError(err error) next {
 	if errors.Is(err, flight.ErrClosed) {
 		err = ErrClosed

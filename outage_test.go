@@ -13,7 +13,7 @@ import (
 	"github.com/refill-go/refill/backend/memory"
 )
 
-// This file tests a Loader without its store, the breaker, and stale values in place of an error.
+// This file tests a Loader without its store, the breaker, and stale values that are served in place of an error.
 
 func TestWithoutTheStore(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -115,7 +115,8 @@ func TestInvalidatedBeforeAnOutage(t *testing.T) {
 	}
 }
 
-// If the store hangs, the first five Gets wait for StoreTimeout. Later Gets skip the store until it answers again.
+// If the store hangs, the first five Gets wait for StoreTimeout. Later Gets skip the store until the store answers
+// again.
 func TestBreaker(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
@@ -145,7 +146,7 @@ func TestBreaker(t *testing.T) {
 			t.Errorf("the breaker opened %d times, want once", n)
 		}
 		time.Sleep(10 * time.Second)
-		// A probe takes StoreTimeout. The next one follows half a second later.
+		// A probe takes StoreTimeout. The next probe follows half a second later.
 		if n := s.calls.Load() - calls; n < 12 || n > 15 {
 			t.Errorf("got %d calls of the store in 10s, want 12 to 15: the probes alone", n)
 		}

@@ -7,13 +7,13 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file is the end of a refill that has the lease: publish (5) and fail (6).
+// This file is the end of a refill that has the lease: steps 5 (publish) and 6 (fail) of doc.go.
 
 var errStoreFull = errors.New("refill: the store is full")
 
 // loadAndPublish runs the load function under the lease.
 func (r *refill[V]) loadAndPublish(a *acquisition) next {
-	if cause := context.Cause(r.flight.Context()); cause != nil { // all callers have left meanwhile
+	if cause := context.Cause(r.flight.Context()); cause != nil { // all callers have left since the lease was acquired
 		a.free()
 		r.release(a.token)
 		return failed(cause)
@@ -33,7 +33,7 @@ func (r *refill[V]) loadAndPublish(a *acquisition) next {
 	return next{step: stepDone}
 }
 
-// publish stores what was loaded, and answers the callers. They get the value whether it can be stored or not.
+// publish stores what was loaded, and answers the callers. The callers get the value even if it cannot be stored.
 func (r *refill[V]) publish(a *acquisition, v loaded[V]) {
 	afterFailure := r.backoffs.forget(r.key)
 	e, record, err := r.encode(a.token, a.Now, v)
@@ -50,8 +50,8 @@ func (r *refill[V]) publish(a *acquisition, v loaded[V]) {
 	r.flight.Finish(answer)
 }
 
-// publishRecord stores a record if the claim still belongs to this fill. A fill that replaces nothing is announced only
-// if a waiter is registered on the lease, or if other nodes may still remember a failure.
+// publishRecord stores a record if the claim still belongs to this fill. If the fill replaces no record, the store
+// announces the fill only if a waiter is registered on the lease, or if other nodes may still remember a failure.
 func (r *refill[V]) publishRecord(a *acquisition, e *entry[V], record []byte, afterFailure bool) {
 	r.ensureTagsOf(e)
 	ctx, done := r.storeCall()
@@ -67,7 +67,7 @@ func (r *refill[V]) publishRecord(a *acquisition, e *entry[V], record []byte, af
 		r.giveBack(a.token)
 	case result == driver.Rejected:
 		r.emit(Event{Kind: EventPublishRejected, Key: r.key})
-		return // invalidated: not for L1 either
+		return // the value was invalidated or overtaken, so L1 does not get it either
 	case result == driver.StoreFull:
 		kind, err = EventStoreError, errStoreFull
 	}
@@ -75,8 +75,9 @@ func (r *refill[V]) publishRecord(a *acquisition, e *entry[V], record []byte, af
 	r.putL1(e, len(record))
 }
 
-// publishNoStore stores a record without a value, in the place of one that must not be stored. Its time counts from
-// now: it says nothing about what was loaded, and the slower the load, the more it is needed.
+// publishNoStore handles a value that must not be stored: it stores a record without a value instead. The time of this
+// record counts from now, not from the start of the load. The record says nothing about the loaded value, and a slow
+// load needs the record more than a fast load does.
 func (r *refill[V]) publishNoStore(a *acquisition, t terms, afterFailure bool) {
 	remember := noStoreFor
 	if t.ownTTL {
@@ -106,7 +107,7 @@ func (r *refill[V]) fail(token string, v loaded[V]) next {
 	return failed(err)
 }
 
-// leaveFailure leaves a back-off in the place of the lease.
+// leaveFailure puts a back-off in the place of the lease.
 func (r *refill[V]) leaveFailure(token string, e *LoadError) {
 	ctx, done := r.storeCall()
 	defer done()
@@ -115,14 +116,15 @@ func (r *refill[V]) leaveFailure(token string, e *LoadError) {
 	}
 }
 
-// release frees lease and claim.
+// release frees the lease and the claim.
 func (r *refill[V]) release(token string) {
 	ctx, done := r.storeCall()
 	defer done()
 	r.releaseNow(ctx, token)
 }
 
-// giveBack is release in the background, after an error: no caller should wait for a store that does not answer.
+// giveBack is release in the background, for use after an error: no caller should wait for a store that does not
+// answer.
 func (r *refill[V]) giveBack(token string) {
 	r.releases.Go(func() {
 		ctx, cancel := context.WithTimeout(r.flight.Values(), r.cfg.StoreTimeout)
@@ -137,12 +139,12 @@ func (r *refill[V]) releaseNow(ctx context.Context, token string) {
 	}
 }
 
-// storeCall bounds one call of the store by a refill. The call does not end with the flight: a lease that is acquired
-// while the last caller leaves must be known, to be given back.
+// storeCall bounds one call of the store by a refill. The call does not end with the flight: if a lease is acquired
+// while the last caller leaves, the refill must know of that lease, to give it back.
 //
-// Refills share a limited number of store slots, so that none spends its StoreTimeout in a queue for a connection,
-// which would look as if the store did not answer. A refill without callers does not wait for a slot: it gives its
-// lease back.
+// Refills share a limited number of store slots. So no refill spends its StoreTimeout in a queue for a connection,
+// which would look as if the store did not answer. A refill without callers does not wait for a slot, because it only
+// gives its lease back.
 func (r *refill[V]) storeCall() (ctx context.Context, done func()) {
 	held := r.slotHeld
 	r.slotHeld = false

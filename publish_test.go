@@ -16,12 +16,12 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file tests what a refill stores and announces: values, absences, and nothing if another node overtook it.
+// This file tests what a refill stores and announces: a value, an absence, or nothing if another node has overtaken it.
 
-// G3: a load that was frozen past the end of its lease and claim must not overwrite a newer value.
+// Guarantee G3: a load that was frozen past the end of its lease and claim must not overwrite a newer value.
 //
-// Node a reads v0 and freezes. Its lease ends after 1 s. Node b takes over and reads v1. Node a resumes and its load
-// ends first: a must not publish v0.
+// Node a reads v0 and freezes. The lease of a ends after 1 s. Node b takes over and reads v1. Node a resumes, and the
+// load of a ends before the load of b. Node a must not publish v0.
 func TestAnOvertakenFillerDoesNotPublish(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 2 * time.Second}
@@ -52,8 +52,8 @@ func TestAnOvertakenFillerDoesNotPublish(t *testing.T) {
 }
 
 // A publication is announced if a caller on another node waits for it, if it replaces a value that other nodes may
-// have, or if it ends a back-off that other nodes remember. No other publication is announced: every load of a rarely
-// used key would cost each node a message.
+// have, or if it ends a back-off that other nodes remember. No other publication is announced. Otherwise every load of
+// a rarely used key would cost each node a message.
 func TestWhatIsAnnounced(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		shared := memory.New()
@@ -101,8 +101,8 @@ func TestWhatIsAnnounced(t *testing.T) {
 	})
 }
 
-// A small record travels with its announcement. A node fetches a large one from the store in the background, and serves
-// its old value meanwhile.
+// A small record travels with its announcement. A node fetches a large record from the store in the background, and
+// serves its old value meanwhile.
 func TestAnnouncementCarriesASmallValue(t *testing.T) {
 	for _, size := range []int{10, 100_000} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {

@@ -9,23 +9,24 @@ import (
 	"github.com/refill-go/refill/internal/l1"
 )
 
-// This file is one refill, from its start to the lease: steps 2 and 3 of doc.go. Load (4) is in load.go, publish (5)
-// and fail (6) are in publish.go, and what is left without the store (7) is in outage.go.
+// This file is one refill, from its start to the lease: steps 2 and 3 of doc.go. Step 4 (load) is in load.go, steps 5
+// (publish) and 6 (fail) are in publish.go, and step 7 (without the store) is in outage.go.
 
-// refill brings one key up to date, once, for the callers of a flight. One goroutine at a time owns it: that of the
-// leader until start launches the rest, then that of the flight. So its fields need no lock.
+// refill brings one key up to date, once, for the callers of a flight. One goroutine at a time owns the refill, so its
+// fields need no lock. The first owner is the goroutine of the leader, until start launches the remaining steps. Then
+// the goroutine of the flight owns the refill.
 type refill[V any] struct {
 	*Loader[V]
 	request[V]
 	flight *flightOf[V]
 
-	epoch    l1.Epoch       // noted before the read or load began that the answer comes from
+	epoch    l1.Epoch       // noted before the start of the read or load that gave the answer
 	seen     string         // token of the record in the store, as far as known
 	fallback *entry[V]      // the best answer if the load fails
-	awaited  string         // token of the fill that it waits for
+	awaited  string         // token of the fill that this refill waits for
 	manyRead bool           // the read of its GetMany was used, or is outdated
 	batched  *batchEntry[V] // its place in a bulk load, or nil
-	slotHeld bool           // it has a store slot for its first call of the store
+	slotHeld bool           // this refill has a store slot for its first call of the store
 }
 
 // next is the next step of a refill, and what that step needs.
@@ -74,13 +75,14 @@ func (l *Loader[V]) newRefill(f *flightOf[V], q request[V]) *refill[V] {
 	return r
 }
 
-// start takes the first step of a refill on the goroutine of the caller that leads its flight, and launches the rest.
-// Most refills need one read of the store, and to hand that to another goroutine costs as much as the read. The price:
-// a caller whose ctx is cancelled meanwhile notices when the store has answered, within StoreTimeout. A deadline before
-// that is obeyed at once: the whole refill is launched.
+// start takes the first step of a refill on the goroutine of the caller that leads its flight, and launches the
+// remaining steps on another goroutine. Most refills need only one read of the store, and handing that read to another
+// goroutine costs as much as the read itself. The price falls on a caller whose ctx is cancelled during the read: it
+// notices the cancellation only when the store has answered, within StoreTimeout. If the caller's deadline is nearer
+// than StoreTimeout, start launches the whole refill, so the caller obeys its deadline at once.
 func (l *Loader[V]) start(ctx context.Context, f *flightOf[V], q request[V]) {
 	r, n := l.newRefill(f, q), next{step: stepBegin}
-	defer func() { // also if OnEvent panics: other callers may have joined
+	defer func() { // also if OnEvent panics: other callers may have joined the flight
 		if r.slotHeld {
 			r.slotHeld = false
 			<-l.storeSlots
@@ -98,7 +100,7 @@ func (l *Loader[V]) start(ctx context.Context, f *flightOf[V], q request[V]) {
 	case l.storeSlots <- struct{}{}:
 		r.slotHeld = true
 		n = r.begin()
-	default: // the refill has to wait for a store slot, and its caller may not want to
+	default: // the refill has to wait for a store slot, and its caller may not want to wait
 	}
 }
 
@@ -134,8 +136,9 @@ func (r *refill[V]) run(n next) {
 	}
 }
 
-// begin asks L1 once more, and then the store, in the cheaper of two ways. If most keys are missing there, it acquires
-// at once: Acquire finds what a read would find, and saves a trip otherwise.
+// begin asks L1 once more, and then the store, in the cheaper of two ways. If most keys are missing in the store, begin
+// acquires at once. Acquire finds a value that a read would find. If there is no value, acquiring at once saves the
+// trip of the read.
 func (r *refill[V]) begin() next {
 	n := r.askL1()
 	if n.step != stepLookUp {
@@ -151,8 +154,8 @@ func (r *refill[V]) begin() next {
 	return n
 }
 
-// askL1 begins with what L1 knows. The store need not be read by a node that knows that its entry is past its time:
-// Acquire compares the record anyway.
+// askL1 takes the first step from what L1 knows. If this node knows that its entry is past its time, the refill need
+// not read the store, because Acquire compares the record with that entry anyway.
 func (r *refill[V]) askL1() next {
 	e := r.l1.Get(r.key)
 	if e == nil || !r.l1.Valid(e) {
@@ -166,7 +169,7 @@ func (r *refill[V]) askL1() next {
 		return next{step: stepUncacheable}
 	case e.Data.noStore:
 		return next{step: stepLookUp}
-	case r.offer(e, f, OutcomeHit): // by a flight that ended a moment ago
+	case r.offer(e, f, OutcomeHit): // the entry comes from a flight that ended a moment ago
 		return next{step: stepDone}
 	case f != refreshDue && e.Data.life.at(now) <= refreshDue && r.want != flight.Refresh:
 		return next{step: stepLookUp}
@@ -174,8 +177,8 @@ func (r *refill[V]) askL1() next {
 	return next{step: stepAcquire}
 }
 
-// slotToAcquireAtOnce returns a load slot if this refill should skip the read and acquire; nil otherwise. A refill that
-// has seen a record must not skip the read: Acquire treats that record as outdated.
+// slotToAcquireAtOnce returns a load slot if this refill should skip the read and acquire. Otherwise it returns nil. A
+// refill that has seen a record must not skip the read, because Acquire treats the record that was seen as outdated.
 func (r *refill[V]) slotToAcquireAtOnce() (free func()) {
 	if r.seen != "" || r.mode != driver.Wait || r.many != nil || r.loadKey == nil || !r.missRate.high() {
 		return nil
@@ -192,7 +195,7 @@ func (r *refill[V]) lookUp() next {
 	return r.serve(s, OutcomeShared)
 }
 
-// read takes what the GetMany of this refill has read, once, and reads the store otherwise.
+// read returns what the GetMany of this refill has read, but only once. Otherwise it reads the store.
 func (r *refill[V]) read() (s snapshot, err error) {
 	if r.many != nil && !r.manyRead {
 		r.manyRead = true
@@ -209,14 +212,14 @@ func (r *refill[V]) read() (s snapshot, err error) {
 	return s, err
 }
 
-// serve judges a record of the store. A fresh record is the answer. So is the record of the very load that this refill
-// has waited for, whatever its age: otherwise a load longer than TTL would make one node after the other load again. A
-// stale record is delivered at once, and the flight goes on as a refresh.
+// serve judges a record of the store. A fresh record is the answer. The record of the very load that this refill has
+// waited for is the answer as well, whatever its age. Otherwise a load longer than TTL would make one node after the
+// other load again. A stale record is delivered at once, and the flight goes on as a refresh.
 func (r *refill[V]) serve(s snapshot, o Outcome) next {
 	r.epoch = s.epoch
 	e := r.decode(r.key, s.record, s.epoch)
 	if e == nil {
-		r.seen = driver.RecordToken(s.record) // also of a record that cannot be decoded: Acquire compares only the token
+		r.seen = driver.RecordToken(s.record) // even if the record cannot be decoded: Acquire compares only the token
 		return next{step: stepAcquire}
 	}
 	r.seen = e.Data.token
@@ -248,12 +251,12 @@ func (r *refill[V]) serve(s snapshot, o Outcome) next {
 	return next{step: stepAcquire}
 }
 
-// uncacheable reports whether this refill loads without a lease because of an entry that says no-store.
+// uncacheable reports whether this refill loads without a lease, given the freshness of an entry that says no-store.
 func (r *refill[V]) uncacheable(f freshness) bool { return f <= refreshDue && r.want != flight.Refresh }
 
-// offer does with an entry what its freshness allows. A fresh entry is the answer. One that is due for a refresh is
-// delivered, a stale one after SoftTimeout; from then on the flight is a refresh in the background. A Refresh takes
-// none of them. offer reports whether the refill is done.
+// offer does with an entry what its freshness allows. A fresh entry is the answer. An entry that is due for a refresh
+// is delivered at once, and a stale entry after SoftTimeout. From the delivery on, the flight is a refresh in the
+// background. A Refresh takes none of these entries. offer reports whether the refill is done.
 func (r *refill[V]) offer(e *entry[V], f freshness, o Outcome) (done bool) {
 	if e.Data.life.at(r.now()) <= errorOnly {
 		r.fallback = e
@@ -279,13 +282,13 @@ func (r *refill[V]) offer(e *entry[V], f freshness, o Outcome) (done bool) {
 	return false
 }
 
-// acquire asks for the refill lock, and for the right to store what will be loaded. The lock is for efficiency;
-// correctness comes from the claim.
+// acquire asks for the refill lock and for the claim, which is the right to store what will be loaded. The lock is for
+// efficiency. Correctness comes from the claim.
 func (r *refill[V]) acquire() next {
 	if cause := context.Cause(r.flight.Context()); cause != nil {
 		return failed(cause)
 	}
-	// The load slot comes first: a refill that queued for a slot with the lease in hand would keep all nodes waiting.
+	// The load slot comes first: a refill that had the lease and queued for a slot would keep all nodes waiting.
 	free, news, err := r.loadSlot(r.flight.Inbox(), nil)
 	switch {
 	case err != nil:
@@ -293,7 +296,7 @@ func (r *refill[V]) acquire() next {
 	case news != nil:
 		return r.onAnnouncement(*news)
 	}
-	r.flight.DrainInbox() // the store is about to be asked
+	r.flight.DrainInbox() // the store's reply will be newer than these announcements
 	return r.acquireWith(free)
 }
 
@@ -311,7 +314,7 @@ func (r *refill[V]) acquireWith(free func()) next {
 	return next{step: stepLoad, acquisition: a}
 }
 
-// callAcquire is the call of the store. If it acquires the lease, the acquisition owns free.
+// callAcquire calls the store. If the store grants the lease, the acquisition owns free.
 func (r *refill[V]) callAcquire(free func()) (a *acquisition, err error) {
 	r.manyRead = true // what the GetMany has read is outdated from now on
 	r.epoch = r.l1.Epoch(r.key)
@@ -328,8 +331,9 @@ func (r *refill[V]) callAcquire(free func()) (a *acquisition, err error) {
 	return a, err
 }
 
-// wait is what a refill does that did not get the lease. A back-off is an error. If another node loads, a refresh
-// leaves; others wait until the result is announced, the lease ends, or all callers have left. There is no polling.
+// wait is the step of a refill that did not get the lease. If the key has a back-off, the error of the back-off is the
+// answer. If another node loads, a refill without waiting callers ends. Any other refill waits until the result is
+// announced, the lease ends, or all callers have left. There is no polling.
 func (r *refill[V]) wait(a *acquisition) next {
 	switch {
 	case a.Holder == "" && tooLong(a.Left, r.cfg.MaxErrorTTL):
@@ -357,8 +361,8 @@ func (r *refill[V]) wait(a *acquisition) next {
 	}
 }
 
-// onAnnouncement uses an announcement for what it is: the result of the load that this refill waits for, or a hint to
-// ask the store again.
+// onAnnouncement decides what an announcement means for a waiting refill. It is the result of the load that this refill
+// waits for, or only a reason to ask the store again.
 func (r *refill[V]) onAnnouncement(a driver.Announcement) next {
 	awaited := a.Token == r.awaited && r.awaited != ""
 	switch {

@@ -55,8 +55,8 @@ func TestOneLoadPerExpiryInTheFleet(t *testing.T) {
 	}
 }
 
-// A load takes longer than TTL and LockTTL, so its value has expired when it is published. All waiters get it
-// nevertheless. Otherwise the nodes would load one after another, three seconds each.
+// A load takes longer than TTL and LockTTL, so its value has expired when the value is published. All waiters get the
+// value nevertheless. Otherwise the nodes would load one after another, three seconds each.
 func TestLoadLongerThanTTLAndLockTTL(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 3 * time.Second}
@@ -135,7 +135,7 @@ func TestAcquireWithoutALookup(t *testing.T) {
 	})
 }
 
-// After LocalTTL a node no longer trusts its L1 entry and reads the store. The value may still be fresh there.
+// After LocalTTL a node no longer trusts its L1 entry and reads the store. The store may still have a fresh value.
 func TestLookupOfAValueThatL1NoLongerTrusts(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: ms}
@@ -150,7 +150,8 @@ func TestLookupOfAValueThatL1NoLongerTrusts(t *testing.T) {
 	})
 }
 
-// A flight that gets no load slot reads the store before it queues. It may find a value, and then it needs no load.
+// A flight that gets no load slot reads the store before it queues for a slot. If the store has a value by then, the
+// flight needs no load.
 func TestLookupWithoutALoadSlot(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 100 * ms}
@@ -166,7 +167,7 @@ func TestLookupWithoutALoadSlot(t *testing.T) {
 	})
 }
 
-// Acquire finds a stale value in the store. It is served at once, and refreshed.
+// Acquire finds a stale value in the store. The value is served at once, and refreshed.
 func TestAcquireFindsAStaleValue(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 100 * ms}
@@ -184,7 +185,8 @@ func TestAcquireFindsAStaleValue(t *testing.T) {
 	})
 }
 
-// An Acquire without a lookup finds the lease held. Its caller gets the value as soon as the holder publishes it.
+// An Acquire without a lookup finds that another node holds the lease. The caller of the Get gets the value as soon as
+// the holder publishes the value.
 func TestAcquireThatLosesWaits(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 100 * ms}
@@ -199,7 +201,8 @@ func TestAcquireThatLosesWaits(t *testing.T) {
 	})
 }
 
-// The holder announces its value while the reply to Acquire is on its way. The caller does not miss the announcement.
+// The holder of the lease announces its value while another node waits for the reply to its Acquire. The waiting node
+// does not miss the announcement.
 func TestAnnouncementBeforeTheReplyToAcquire(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 100 * ms}
@@ -223,7 +226,8 @@ func TestAnnouncementBeforeTheReplyToAcquire(t *testing.T) {
 	})
 }
 
-// Acquire fails. The value is loaded without the store. The lease that may have been acquired is released.
+// Acquire fails, so the value is loaded without the store. The failed call may have acquired the lease, so the lease is
+// released.
 func TestAcquireThatFails(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: ms}
@@ -237,7 +241,7 @@ func TestAcquireThatFails(t *testing.T) {
 	})
 }
 
-// The only caller leaves after an Acquire without a lookup. The lease is free again at once.
+// The only caller leaves after its flight has acquired the lease without a lookup. The lease is free again at once.
 func TestCallerLeavesDuringAcquire(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: time.Second}

@@ -70,7 +70,7 @@ func TestEarlyRefresh(t *testing.T) {
 	}
 }
 
-// An early refresh fails. The value is served until its end, and the fleet tries once per back-off.
+// An early refresh fails. The value is served until its end, and the fleet tries to refresh it once per back-off.
 func TestEarlyRefreshThatFails(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -130,18 +130,18 @@ func TestXFetchDrawsOnce(t *testing.T) {
 		for i := range values {
 			sum += ttl - d.begins[i+1].Sub(d.begins[i])
 		}
-		// The mean of beta·delta·−ln(rnd) is 1 s. The mean of 200 draws is off by more than 0.35 s once in a million
-		// runs. A draw per Get, 20 a second, would make it 3.6 s: delta·(ln 20 + 0.577).
+		// The mean of beta·delta·−ln(rnd) is 1 s. The mean of 200 draws is off by more than 0.35 s once in a million runs.
+		// With a draw per Get, 20 Gets a second, the mean would be 3.6 s: delta·(ln 20 + 0.577).
 		if mean := sum / values; mean < 650*ms || mean > 1350*ms {
 			t.Errorf("got refreshes %v before the end on average, want 1s", mean)
 		}
 	})
 }
 
-// XFetch under the lease: the fleet loads once per TTL, however many nodes draw, and the moments follow the formula. A
-// node draws X = beta·delta·−ln(rnd) once per value, so P(X ≤ x) = 1 − e^(−x/(beta·delta)). The earliest of n nodes
-// refreshes, so the head start of the fleet is at most x with probability P(X ≤ x)^n. The published algorithm draws at
-// every request and loads e^(1/beta) times per TTL.
+// With XFetch under the lease the fleet loads once per TTL, however many nodes draw, and the moments of the loads
+// follow the formula. A node draws X = beta·delta·−ln(rnd) once per value, so P(X ≤ x) = 1 − e^(−x/(beta·delta)). The
+// earliest of n nodes refreshes, so the head start of the fleet is at most x with probability P(X ≤ x)^n. The published
+// algorithm draws at every request and loads e^(1/beta) times per TTL.
 func TestXFetchDistribution(t *testing.T) {
 	const values, beta = 200, 1.0
 	for _, n := range []int{1, 8} {
@@ -196,8 +196,8 @@ func TestXFetchDistribution(t *testing.T) {
 	}
 }
 
-// A Get waits at most SoftTimeout for the refresh of a stale value. Then it is served the stale value, and the refresh
-// goes on.
+// A Get waits at most SoftTimeout for the refresh of a stale value. After SoftTimeout the Get is served the stale
+// value, and the refresh goes on.
 func TestSoftTimeout(t *testing.T) {
 	for name, localTTL := range map[string]time.Duration{"with L1": 0, "without L1": -1} {
 		t.Run(name, func(t *testing.T) {
@@ -302,8 +302,8 @@ func TestSoftTimeoutDuringARefresh(t *testing.T) {
 	})
 }
 
-// A refresh serves its old value to its first callers. A caller that comes after the end of that value waits for the
-// refresh.
+// The first callers of a refresh are served the old value. A caller that comes after the end of the old value waits for
+// the refresh.
 func TestCallersPastTheOldValueWaitForItsRefresh(t *testing.T) {
 	for name, cfg := range map[string]refill.Config{
 		"stale": {StaleFor: 200 * ms},
@@ -332,7 +332,8 @@ func TestCallersPastTheOldValueWaitForItsRefresh(t *testing.T) {
 	}
 }
 
-// A background refresh finds that another node is refreshing the key. It ends, and later Gets do not repeat it.
+// A background refresh finds that another node is refreshing the key. The background refresh ends, and later Gets do
+// not repeat it.
 func TestARefreshThatLosesIsNotRepeated(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 800 * ms}
@@ -366,7 +367,8 @@ func TestARefreshThatLosesIsNotRepeated(t *testing.T) {
 	})
 }
 
-// A node reads a stale value from the store while another node refreshes it. It tries to refresh once, not at each Get.
+// A node reads a stale value from the store while another node refreshes the value. The reading node tries to refresh
+// the value once, not at each Get.
 func TestOneTryPerRefreshElsewhere(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}

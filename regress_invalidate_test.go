@@ -13,16 +13,16 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file tests bugs of other libraries where an invalidation meets a fill (see regress_lock_test.go). Other tests
-// cover these bugs:
+// This file tests bugs of other libraries where an invalidation meets a fill. The head of regress_lock_test.go explains
+// these files. Tests in other files cover these bugs:
 //
 //	FusionCache (fixed): a message about a value older than the one in L1      TestAnAnnouncementOutOfOrder
 //	FusionCache (fixed): an invalidation that could not be sent is lost        TestWithoutTheStore
 //	scylladb#10117: a read begins before the invalidation, and ends after it   TestAReadOvertakenByAnInvalidate
 
-// sturdyc, hot, gocache, jetcache-go, go-redis/cache, go-zero (#3000), Guava (#1881, open since 2014): a value that is
-// deleted during its load comes back, for a whole TTL. Here a node invalidates or expires the key during a load, on the
-// loading node or on another one. Afterwards neither the store nor the L1 of any node may have the old value as fresh.
+// In sturdyc, hot, gocache, jetcache-go, go-redis/cache, go-zero (#3000) and Guava (#1881, open since 2014) a value
+// that is deleted during its load comes back for a whole TTL. Here the loading node or another node invalidates or
+// expires the key during the load. Afterwards neither the store nor the L1 of any node may have the old value as fresh.
 func TestInvalidateDuringALoad(t *testing.T) {
 	for by, name := range []string{"the node that loads", "another node"} {
 		for _, expire := range []bool{false, true} {
@@ -55,11 +55,13 @@ func TestInvalidateDuringALoad(t *testing.T) {
 	}
 }
 
-// layered-loader#414, lakekeeper#1843, and all libraries that compare the value or its time: the ABA problem.
+// layered-loader#414, lakekeeper#1843, and all libraries that compare the value or its time have the ABA problem.
 //
 //  1. A slow load begins. The store has no value.
 //  2. Another node invalidates the key and loads it, twice, and then invalidates it once more.
-//  3. The slow load ends. The store has no value, as before. The old value must not be stored.
+//  3. The slow load ends. The store has no value, as before, so these libraries store the old value.
+//
+// Here the Invalidates have ended the claim of the slow load, so the old value is not stored.
 func TestTwoInvalidatesDuringALoad(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		shared := memory.New()
@@ -83,8 +85,9 @@ func TestTwoInvalidatesDuringALoad(t *testing.T) {
 	})
 }
 
-// FusionCache (in the background), bentocache and dogpile.cache stamp a value with the end of its load. Then an
-// invalidation during the load seems older than the value, and the value lives too long by the length of the load.
+// FusionCache (in the background), bentocache and dogpile.cache stamp a value with the end of its load. An invalidation
+// during the load then seems older than the value, and the value lives too long by the length of the load. Here the age
+// of a value counts from the start of its load.
 func TestAgeCountsFromTheStartOfTheLoad(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 600 * ms}
@@ -105,6 +108,7 @@ func TestAgeCountsFromTheStartOfTheLoad(t *testing.T) {
 }
 
 // sturdyc's Delete removes the value from memory alone. The next Get brings the old value back from the shared store.
+// Here Invalidate removes the value from the store and from the L1 of every node.
 func TestInvalidateReachesStoreAndL1(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -129,11 +133,11 @@ func TestInvalidateReachesStoreAndL1(t *testing.T) {
 	})
 }
 
-// redcache's refresh writes if the key exists and is not locked.
+// A refresh of redcache writes its value if the key exists and is not locked.
 //
 //  1. A refresh reads v0.
 //  2. Another node deletes the key and fills it with v1.
-//  3. The refresh ends. The key exists and is not locked, so v0 overwrites v1.
+//  3. The refresh ends. The key exists and is not locked, so v0 overwrites v1. Here v0 is rejected.
 func TestRefreshKeepsANewerValue(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -158,7 +162,8 @@ func TestRefreshKeepsANewerValue(t *testing.T) {
 	})
 }
 
-// maypok86/otter#137: after an invalidation during a load, one of its callers gets "" and no error.
+// maypok86/otter#137: after an invalidation during a load, one of the callers gets "" and no error. Here every caller
+// gets a value.
 func TestGetsDuringInvalidatesHaveAValue(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 100 * ms}
@@ -183,9 +188,9 @@ func TestGetsDuringInvalidatesHaveAValue(t *testing.T) {
 	})
 }
 
-// ristretto (dgraph-io/ristretto#52) queues a Set and executes a Del at once, so that a Get after Set and Del can find
-// the value. go-redis/cache (#72, #105) has a local cache of the same kind, which does not overwrite. Our L1 uses
-// ristretto.
+// ristretto (dgraph-io/ristretto#52), which our L1 uses, queues a Set and executes a Del at once. A Get after Set and
+// Del can therefore find the value. go-redis/cache (#72, #105) has a local cache of the same kind, which does not
+// overwrite. Here a Get returns the current value after each Invalidate and each Refresh.
 func TestL1KeepsTheOrderOfWrites(t *testing.T) {
 	var version atomic.Int64
 	d := &db{}
@@ -212,7 +217,7 @@ func TestL1KeepsTheOrderOfWrites(t *testing.T) {
 }
 
 // viney-shih/go-cache publishes an eviction whenever it fills its memory, even from the shared store. So the nodes
-// evict the entries of each other for ever.
+// evict each other's entries for ever. Here a node that fills its L1 from the store announces nothing.
 func TestFillOfL1IsNotAnnounced(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		shared := memory.New()
@@ -236,8 +241,9 @@ func TestFillOfL1IsNotAnnounced(t *testing.T) {
 	})
 }
 
-// Nodes that fetch announced keys which they do not have cause a stampede of their own. FusionCache drops such
-// messages. Nodes that handle their own announcements cause one as well.
+// Nodes that fetch announced keys which they do not have cause a stampede. FusionCache drops such messages. Nodes that
+// handle their own announcements cause a stampede as well. Here an announcement of a key that the node does not have
+// costs no call of the store.
 func TestAnnouncementsOfOtherKeysCostNoCall(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s, l, peer := pair(t, &db{}, refill.Config{TTL: time.Hour})
@@ -261,7 +267,7 @@ func TestAnnouncementsOfOtherKeysCostNoCall(t *testing.T) {
 }
 
 // A fill that could not be stored must not be announced. Otherwise other nodes would read the old value again.
-// FusionCache sends no notification if the write failed.
+// FusionCache sends no notification if the write failed. Here a rejected publication is not announced either.
 func TestRejectedPublishIsNotAnnounced(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		shared := memory.New()
@@ -293,8 +299,9 @@ func TestRejectedPublishIsNotAnnounced(t *testing.T) {
 	})
 }
 
-// A message that says only "changed" turns an expired value into a deleted one. Then no value is left to serve when the
-// load fails. FusionCache distinguishes Remove and Expire for that reason.
+// A message that says only "changed" turns an expired value into a deleted one. No value is then left to serve when the
+// load fails. FusionCache distinguishes Remove and Expire for that reason. Here Expire keeps the stale value on every
+// node.
 func TestExpireKeepsTheStaleValue(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -316,7 +323,7 @@ func TestExpireKeepsTheStaleValue(t *testing.T) {
 }
 
 // FusionCache keeps only the last of the messages that it could not send. An Expire after a Remove then keeps a value
-// that must no longer be served.
+// that must no longer be served. Here an Expire does not replace an Invalidate that waits for the store.
 func TestExpireDoesNotReplaceAPendingInvalidate(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s, l, peer := pair(t, &db{}, refill.Config{TTL: time.Hour, StaleFor: time.Hour})
@@ -333,8 +340,9 @@ func TestExpireDoesNotReplaceAPendingInvalidate(t *testing.T) {
 	})
 }
 
-// FusionCache SkipDistributedCacheReadWhenStale, Laravel without its comparison of "created": a node whose L1 entry is
-// stale loads, although another node has refreshed the value and only the announcement was lost.
+// In FusionCache with SkipDistributedCacheReadWhenStale, and in Laravel without its comparison of "created", a node
+// whose L1 entry is stale loads at once. Another node may have refreshed the value, and only its announcement was lost.
+// Here the node reads the store first and finds the new value.
 func TestRefreshReadsTheStoreFirst(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -354,8 +362,9 @@ func TestRefreshReadsTheStoreFirst(t *testing.T) {
 	})
 }
 
-// Rails' race_condition_ttl reads and then writes, so that two processes can both win the refresh. Past it, all
-// processes load. Here eight nodes Get at the same moment, once while the value is stale and once after it has expired.
+// Rails' race_condition_ttl reads and then writes, so two processes can both win the refresh. After that time all
+// processes load. Here eight nodes call Get at the same moment, once while the value is stale and once after it has
+// expired. Each time one node loads.
 func TestOneLoadIfAllNodesRefresh(t *testing.T) {
 	for state, after := range map[string]time.Duration{"stale": 2 * time.Second, "expired": time.Minute} {
 		t.Run(state, func(t *testing.T) {

@@ -16,9 +16,9 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// The regress_*_test.go files have a test for each bug that another library of this kind has or had, and that this one
-// could have as well. The comment above a test names the project, its issue if there is one, and the damage. This file
-// is about the lease, the claim and locks. Other tests cover these bugs:
+// The regress_*_test.go files test bugs that other cache and lock libraries have or had, and that refill could have as
+// well. The comment above a test names the library, its issue if there is one, and the damage. Then it says what refill
+// does. This file tests the lease, the claim and locks. Tests in other files cover these bugs:
 //
 //	bsm/redislock#21, #34, #74: a wait for a lock ends with the lock's TTL     TestLockWaitsForCtxOnly
 //	etcd#10811, redisson#3636: a lock that has ended is not reported as lost   TestLockIsLostInTime
@@ -29,7 +29,8 @@ import (
 // Bugs on the wire (expiry of keys, clocks, lost replies, slots) are tested in internal/realtest.
 
 // rockscache sets its lock without a TTL. So do Laravel's flexible() (0 s by default), dogpile.cache (#261) and
-// Spring's ~lock (#2598). After a crash the key is locked for ever. Here a node dies after each step of a refill.
+// Spring's ~lock (#2598). After a crash the key is locked for ever. Here a node dies after a step of a refill, and
+// another node loads the key at most LockTTL + 500 ms later. The test does this for each step.
 func TestLeaseEndsWhenItsHolderDies(t *testing.T) {
 	for _, step := range []string{"acquire", "renew", "publish"} {
 		t.Run("dies after "+step, func(t *testing.T) {
@@ -60,7 +61,7 @@ func TestLeaseEndsWhenItsHolderDies(t *testing.T) {
 }
 
 // In rueidisaside the lock lives as long as the value. After a panic in a load the process lives on and keeps the lock,
-// so all nodes wait for the whole TTL.
+// so all nodes wait for the whole TTL. Here the lease is free at once after a panic.
 func TestLeaseIsFreeAfterAPanic(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		shared := memory.New()
@@ -77,8 +78,9 @@ func TestLeaseIsFreeAfterAPanic(t *testing.T) {
 	})
 }
 
-// rueidis#1010, entcache: all fills of one process have the same owner id. The end of the first fill then stores its
-// old value, or frees the lock of the second one.
+// In rueidis (#1010) and entcache all fills of one process have the same owner id. The end of the first fill then
+// stores its old value, or frees the lock of the second fill. Here each fill has its own token, so the first fill
+// stores nothing and frees no other lease.
 func TestFillsOfOneProcessHaveTheirOwnTokens(t *testing.T) {
 	for _, leaves := range []bool{false, true} {
 		t.Run(fmt.Sprintf("the first caller leaves %v", leaves), func(t *testing.T) {
@@ -108,7 +110,7 @@ func TestFillsOfOneProcessHaveTheirOwnTokens(t *testing.T) {
 }
 
 // rueidis#1010: the caller gives up while its command is on its way. The command still takes the lock, and no holder
-// will free it.
+// will free the lock. Here refill frees the lease or lock of such a command.
 func TestCancelledAcquireLeavesNoLock(t *testing.T) {
 	t.Run("Loader", func(t *testing.T) {
 		bubble(t, func(t *testing.T) {
@@ -148,8 +150,9 @@ func TestCancelledAcquireLeavesNoLock(t *testing.T) {
 	})
 }
 
-// redis/docs, replicate/go, redsync: the lock is released with the ctx of the caller. If that ctx has ended, the lock
-// is not released, and all other callers wait for its TTL.
+// redis/docs, replicate/go and redsync release the lock with the ctx of the caller. If that ctx has ended, the lock is
+// not released, and all other callers wait for the TTL of the lock. Here a lease or lock is released even if the ctx of
+// the caller has ended.
 func TestReleaseWithACancelledCtx(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		shared := memory.New()
@@ -177,8 +180,9 @@ func TestReleaseWithACancelledCtx(t *testing.T) {
 	})
 }
 
-// cacheme-go ends a fill with DEL lock. redcache ends a refresh in the same way, and its lock has the value "1" for
-// every holder. A holder that was overtaken then frees the lock of the new holder, and a third node loads.
+// cacheme-go ends a fill with DEL lock. redcache ends a refresh in the same way, and the lock of redcache has the value
+// "1" for every holder. A holder that was overtaken then frees the lock of the new holder, and a third node loads. Here
+// an overtaken holder leaves the lease of the new holder alone, however its load ends.
 func TestOvertakenHolderFreesNoOtherLease(t *testing.T) {
 	for name, end := range map[string]func(context.Context) (string, error){
 		"with a value":  func(context.Context) (string, error) { return "overtaken", nil },
@@ -205,7 +209,7 @@ func TestOvertakenHolderFreesNoOtherLease(t *testing.T) {
 				frozen.died.Store(true)
 				defer behind(t, b, "k")() // takes over after 1 s and loads until 3 s
 				time.Sleep(1400 * ms)
-				frozen.died.Store(false) // its load ends after 2 s
+				frozen.died.Store(false) // the load of a ends after 2 s
 				time.Sleep(time.Second)
 				if v := get(t, c, "k"); v != "new" {
 					t.Errorf("got %q, want \"new\" from the node that took over", v)
@@ -215,11 +219,11 @@ func TestOvertakenHolderFreesNoOtherLease(t *testing.T) {
 	}
 }
 
-// cachestore-redis, redis/docs: a node does not read the cache again after it has acquired the lock.
+// In cachestore-redis and redis/docs a node does not read the cache again after it has acquired the lock.
 //
 //  1. A node reads the store and finds no value.
 //  2. Another node fills the key.
-//  3. The first node acquires the lock and loads a value that the store has.
+//  3. The first node acquires the lock and loads, although the store has the value. Here it gets that value instead.
 func TestAcquireSeesANewerValue(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		shared := memory.New()
@@ -233,8 +237,8 @@ func TestAcquireSeesANewerValue(t *testing.T) {
 	})
 }
 
-// redis/docs, entcache: when the wait for the lock ends, all waiters load at once. Here the holder dies without an
-// announcement, and 50 callers on five nodes wait for it.
+// In redis/docs and entcache all waiters load at once when the wait for the lock ends. Here the holder dies without an
+// announcement while 50 callers on five nodes wait for it, and the waiters cause one load.
 func TestWaitersOfADeadHolderLoadOnce(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		shared := memory.New()
@@ -256,8 +260,8 @@ func TestWaitersOfADeadHolderLoadOnce(t *testing.T) {
 	})
 }
 
-// cachestore-redis: the retry interval of a waiter grows past its maximum, and rand.Intn panics. Here waiters wait for
-// several thousand lease times, for a load and for a lock.
+// In cachestore-redis the retry interval of a waiter grows past its maximum, and rand.Intn panics. Here a wait for a
+// load or for a lock can last several thousand lease times.
 func TestWaitOfManyRounds(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * time.Minute}
@@ -289,8 +293,9 @@ func TestWaitOfManyRounds(t *testing.T) {
 	})
 }
 
-// rockscache setBatchScript returns at the first key whose lock is lost. If one key is invalidated during a fill of
-// many, the other keys stay locked and without a value.
+// rockscache's setBatchScript returns at the first key whose lock is lost. If one key is invalidated during a fill of
+// many keys, the other keys stay locked and without a value. Here the other keys are stored, and the invalidated key is
+// loaded again.
 func TestRefreshOfManyWithOneInvalidated(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 100 * ms}
@@ -317,7 +322,8 @@ func TestRefreshOfManyWithOneInvalidated(t *testing.T) {
 }
 
 // FusionCache leaked its lock when the write to the store was skipped (#644), when a write threw (#646) and when the
-// factory panicked (#647). Every later caller waited for the end of the lock. This test ends a load in every way.
+// factory panicked (#647). Every later caller waited for the end of the lock. Here every way in which a load can end
+// frees the lease.
 func TestEveryEndOfALoadFreesTheLease(t *testing.T) {
 	for name, end := range map[string]func(ctx context.Context, peer *refill.Loader[panicky]) (panicky, error){
 		"NoStore": func(ctx context.Context, _ *refill.Loader[panicky]) (panicky, error) {
@@ -365,7 +371,8 @@ func TestEveryEndOfALoadFreesTheLease(t *testing.T) {
 	}
 }
 
-// redisson#775, #3194, #5698: after one failed renewal no other follows, and a load loses its lock while it runs.
+// redisson#775, #3194, #5698: after a failed renewal no other renewal follows, and a load loses its lock while it runs.
+// Here a failed renewal is repeated, and the load keeps its lease.
 func TestRenewalIsRetried(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 5 * time.Second}
@@ -387,8 +394,8 @@ func TestRenewalIsRetried(t *testing.T) {
 	})
 }
 
-// redisson#7272, #1966: a renewal is on its way when the lock is released. It is executed after the release, and the
-// key stays locked for ever.
+// redisson#7272, #1966: a renewal is on its way when the lock is released. The server executes the renewal after the
+// release, and the key stays locked for ever. Here no renewal follows a release, and the key is free.
 func TestNoRenewalAfterRelease(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := &flaky{Locks: memory.New()}
@@ -417,7 +424,8 @@ func TestNoRenewalAfterRelease(t *testing.T) {
 	})
 }
 
-// etcd#22082: a second unlock deletes the newer lock of the same session.
+// etcd#22082: a second unlock deletes the newer lock of the same session. Here a second Release does not touch the
+// newer lock.
 func TestSecondReleaseKeepsTheNewerLock(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := memory.New()
@@ -443,7 +451,7 @@ func TestSecondReleaseKeepsTheNewerLock(t *testing.T) {
 }
 
 // cirello-io/pglock#175, #18: the renewal uses the ctx of the acquisition. A deadline for the acquisition then ends the
-// lock as well.
+// lock as well. Here a lock outlives the ctx of its Lock call.
 func TestLockOutlivesTheCtxOfItsAcquire(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*ms)
@@ -462,8 +470,8 @@ func TestLockOutlivesTheCtxOfItsAcquire(t *testing.T) {
 	})
 }
 
-// curator#1193 (CURATOR-678), consul#4902: a release does not reach the server. Then its own process can never take the
-// lock again.
+// curator#1193 (CURATOR-678), consul#4902: a release does not reach the server. The process that tried to release the
+// lock can then never take the lock again. Here the process can take the lock again when the TTL of the lock has ended.
 func TestLockAfterAFailedRelease(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := &flaky{Locks: memory.New()}
@@ -504,8 +512,8 @@ func (d *lateRelease) TryLock(ctx context.Context, key, token string, ttl time.D
 	return s, err
 }
 
-// redisson#1763: a waiter subscribes after its failed try. It misses a release in between and waits for the end of the
-// lock.
+// redisson#1763: a waiter subscribes after its failed try. The waiter misses a release between the try and the
+// subscription, and waits for the end of the lock. Here the waiter gets the lock at once.
 func TestReleaseBeforeTheWaitBegins(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &lateRelease{Locks: memory.New()}
@@ -525,8 +533,8 @@ func TestReleaseBeforeTheWaitBegins(t *testing.T) {
 	})
 }
 
-// dogpile.cache (fixed, it now sorts the keys): two processes that lock the same keys in different orders wait for each
-// other for ever.
+// In dogpile.cache (fixed, it now sorts the keys) two processes that lock the same keys in different orders wait for
+// each other for ever. Here two nodes refresh the same keys in opposite orders, and each Refresh ends.
 func TestRefreshOfKeysInTwoOrders(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 100 * ms}
@@ -544,8 +552,8 @@ func TestRefreshOfKeysInTwoOrders(t *testing.T) {
 }
 
 // Symfony locks one of 25 slots by the hash of the key. A load that gets another key of the same slot waits for itself.
-// This took whole worker pools down for years (#41130, #59191, #62328). Here a load gets 300 other keys, with one load
-// slot.
+// This bug took whole worker pools down for years (#41130, #59191, #62328). Here a load can get 300 other keys with one
+// load slot.
 func TestManyNestedLoadsWithOneSlot(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var l *refill.Loader[string]

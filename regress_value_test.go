@@ -15,15 +15,16 @@ import (
 	"github.com/refill-go/refill/backend/memory"
 )
 
-// This file tests bugs of other libraries about values, keys and lifetimes (see regress_lock_test.go). Other tests
-// cover these bugs:
+// This file tests bugs of other libraries about values, keys and lifetimes. The head of regress_lock_test.go explains
+// these files. Tests in other files cover these bugs:
 //
 //	MS HybridCache, dogpile.cache (fixed): bytes of another type or version break a Get  TestABadRecordIsAMissAndAnEvent
 //	FusionCache warns of contradictory settings; here New rejects them                   TestConfigErrorsNameTheField
 //	Rails, Caffeine: nil is not cached, so an absence is loaded again and again          TestAbsence
 
-// rockscache counts in whole seconds and subtracts a delay and a jitter: a value with a TTL below about 11 s is never
-// cached. go-redis/cache turns a TTL below one second into an hour, async-cache-dedupe turns it into nothing.
+// rockscache counts in whole seconds and subtracts a delay and a jitter, so a value with a TTL below about 11 s is
+// never cached. go-redis/cache turns a TTL below one second into an hour. async-cache-dedupe turns such a TTL into
+// zero. Here a value with a short TTL is cached for that TTL.
 func TestShortTTLs(t *testing.T) {
 	for _, ttl := range []time.Duration{300 * ms, 999 * ms, 1500 * ms, 10 * time.Second} {
 		t.Run(ttl.String(), func(t *testing.T) {
@@ -49,8 +50,9 @@ func TestShortTTLs(t *testing.T) {
 	}
 }
 
-// The jitter of go-zero is ± 5 %, that of FusionCache adds to the duration: some values are served longer than allowed.
-// Without jitter (rueidisaside, redcache), values that were loaded together expire together.
+// The jitter of go-zero is ± 5 %, and FusionCache adds its jitter to the duration. Some values are then served longer
+// than allowed. Without jitter (rueidisaside, redcache), values that were loaded together expire together. Here the
+// jitter spreads the ends of values and only shortens TTL.
 func TestJitterSpreadsAndNeverLengthens(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		const ttl = 100 * time.Second
@@ -70,8 +72,9 @@ func TestJitterSpreadsAndNeverLengthens(t *testing.T) {
 }
 
 // jetcache-go and go-zero reserve "*" for "not found". rueidisaside takes a value that begins with "rueidisid:" for a
-// lock, redcache a value that begins with "__redcache:lock:". replicate/go rejects zero values. They cannot cache
-// certain values. The values here also look like our own lock, failure, record and token.
+// lock. redcache takes a value that begins with "__redcache:lock:" for a lock. replicate/go rejects zero values. So
+// each of these libraries cannot cache certain values. Here every value can be cached, even a value that looks like a
+// lock, a failure, a record or a token of refill.
 func TestNoValueIsReserved(t *testing.T) {
 	const key = "k"
 	for _, value := range []string{
@@ -102,8 +105,8 @@ func TestNoValueIsReserved(t *testing.T) {
 	}
 }
 
-// sturdyc: a corrupt or old record in the shared store fails every Get until its TTL ends. Here it is a miss. Refresh,
-// Expire, Invalidate and Peek meet it as well.
+// In sturdyc a corrupt or old record in the shared store fails every Get until the TTL of the record ends. Here such a
+// record is a miss, and the next load replaces the record. It does not fail Refresh, Expire, Invalidate or Peek.
 func TestCorruptRecordIsReplaced(t *testing.T) {
 	for name, use := range map[string]func(*refill.Loader[string]) error{
 		"Get":        func(*refill.Loader[string]) error { return nil },
@@ -139,8 +142,9 @@ func TestCorruptRecordIsReplaced(t *testing.T) {
 	}
 }
 
-// jetcache-go mQueryAndSetCache stores "not found" for a value that it cannot encode. All other callers then get "not
-// found" for a value that exists.
+// jetcache-go's mQueryAndSetCache stores "not found" for a value that it cannot encode. All other callers then get "not
+// found" for a value that exists. Here such a value is not stored, and each caller gets an error other than
+// ErrNotFound.
 func TestUnencodableValueIsNotStored(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		cfg := refill.Config{TTL: time.Hour, Shared: memory.New()}
@@ -165,8 +169,8 @@ func TestUnencodableValueIsNotStored(t *testing.T) {
 	})
 }
 
-// go-redis/cache: Once with SkipLocalCache still reads the local cache. Here, without L1, the next Get returns what
-// another node has published, even if its announcement is lost.
+// In go-redis/cache Once with SkipLocalCache still reads the local cache. Here, without L1, the next Get returns the
+// value that another node has published, even if the announcement of that value is lost.
 func TestWithoutL1EveryGetReadsTheStore(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -185,8 +189,8 @@ func TestWithoutL1EveryGetReadsTheStore(t *testing.T) {
 	})
 }
 
-// Rails#54229: an option that was changed for one write stays changed for the next one. FusionCache gives each factory
-// a copy of the options for that reason.
+// Rails#54229: an option that was changed for one write stays changed for the next write. FusionCache gives each
+// factory a copy of the options for that reason. Here what a load sets with its Fill holds for that load only.
 func TestFillSettingsHoldForOneLoad(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var loads atomic.Int64
@@ -218,8 +222,9 @@ func TestFillSettingsHoldForOneLoad(t *testing.T) {
 	})
 }
 
-// MS HybridCache neither caches nor coalesces a key that is long or has control characters: each of its callers loads.
-// In a cache that compares only hashes, one key can get the value of another.
+// MS HybridCache neither caches nor coalesces a key that is long or has control characters: each caller of such a key
+// loads. In a cache that compares only hashes, one key can get the value of another key. Here every key is loaded once
+// and gets its own value.
 func TestOddKeys(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var loads atomic.Int64
@@ -254,8 +259,8 @@ func TestOddKeys(t *testing.T) {
 	})
 }
 
-// seaguest/cache, hot: the cached value shares its memory with the value that the load function returned. It changes
-// when the load function reuses its buffer.
+// In seaguest/cache and hot the cached value shares its memory with the value that the load function returned. The
+// cached value changes when the load function reuses its buffer. Here the cached value does not change.
 func TestValueIsCopiedFromItsLoad(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		buffer := []byte("first")

@@ -15,17 +15,19 @@ import (
 	"github.com/refill-go/refill/backend/memory"
 )
 
-// This file tests bugs of other libraries about waiting, contexts, errors and panics (see regress_lock_test.go). Other
-// tests cover these bugs:
+// This file tests bugs of other libraries about waiting, contexts, errors and panics. The head of regress_lock_test.go
+// explains these files. Tests in other files cover these bugs:
 //
 //	goo#196, autumn#2563: without the store, every load reaches the database      TestMaxLoads
 //	FusionCache: a loser of an early refresh waits for the winner                 TestARefreshThatLosesIsNotRepeated
 //	janos/singleflight#4: another node joins a flight whose load was cancelled    TestTheLastCallerCancelsTheLoad
 //	Varnish: a waiter of a load longer than its TTL starts another load           TestLoadLongerThanTTLAndLockTTL
 
-// rockscache, sturdyc, otter, bool64/cache, eko/gocache, go-chi/stampede: the load runs with the ctx of the first
-// caller. When that caller leaves, all waiters get its cancellation. This caused an outage at bucketeer-io (#2552):
-// more than a fifth of all requests failed after each invalidation. bool64/cache keeps that error for 20 s.
+// In rockscache, sturdyc, otter, bool64/cache, eko/gocache and go-chi/stampede the load runs with the ctx of the first
+// caller. When that caller leaves, all waiters get the cancellation of this ctx. This bug caused an outage at
+// bucketeer-io (#2552): more than a fifth of all requests failed after each invalidation. bool64/cache keeps the
+// cancellation as an error for 20 s. Here a load goes on while it has a waiter. Without a waiter the load is cancelled,
+// and no back-off begins.
 func TestWaitersOutliveTheirLeader(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: time.Second}
@@ -58,7 +60,7 @@ func TestWaitersOutliveTheirLeader(t *testing.T) {
 }
 
 // tailscale#18919: the last caller leaves, and its flight is cancelled. The next caller joins that flight and gets the
-// cancellation. Here the cancelled flight takes 200 ms to end.
+// cancellation. Here no caller joins a cancelled flight, although the flight takes another 200 ms to end.
 func TestCancelledFlightIsNotJoined(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newSpy(memory.New())
@@ -83,7 +85,8 @@ func TestCancelledFlightIsNotJoined(t *testing.T) {
 }
 
 // rockscache refreshes with `go fetchNew(ctx…)`. The ctx of an HTTP request ends as soon as the stale value is served.
-// Then the refresh never stores its value, and its lock stays.
+// The refresh then never stores its value, and its lock stays. Here a refresh outlives the ctx of the Get that started
+// the refresh.
 func TestRefreshOutlivesItsCaller(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 100 * ms}
@@ -110,9 +113,9 @@ func TestRefreshOutlivesItsCaller(t *testing.T) {
 	})
 }
 
-// e2b-dev/infra#1916, FusionCache at Altinn/dialogporten (#4252, #4300): a load is not cancelled with its callers and
-// has no time-out of its own, or its time-out frees the callers but not the key. One hung query then blocks the key
-// until the process is restarted.
+// In e2b-dev/infra#1916 and in FusionCache (Altinn/dialogporten #4252, #4300) one hung query blocks its key until the
+// process is restarted: the load has no time-out, or its time-out frees the callers but not the key. Here the callers
+// get an error after LoadTimeout. After the back-off the key can be loaded again.
 func TestHungLoadFreesItsKey(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		hung := make(chan struct{})
@@ -147,8 +150,9 @@ func TestHungLoadFreesItsKey(t *testing.T) {
 	})
 }
 
-// otter (a caller with a deadline of 30 ms waited 201 ms), sturdyc, sc, bool64/cache, and all users of singleflight.Do:
-// a caller that waits for the load of another caller has no deadline of its own. This test waits in every way.
+// In otter (a caller with a deadline of 30 ms waited 201 ms), sturdyc, sc, bool64/cache, and all users of
+// singleflight.Do, a caller that waits for the load of another caller has no deadline of its own. Here the deadline of
+// a caller ends each kind of wait.
 func TestWaitersKeepTheirDeadlines(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: time.Second}
@@ -174,9 +178,9 @@ func TestWaitersKeepTheirDeadlines(t *testing.T) {
 	})
 }
 
-// After a panic in a load, every later Get hangs in sc. In go-zero and bool64/cache the waiters get nil and no error.
-// x/sync's singleflight had both bugs, and one with Goexit (golang/go#41133, #33519). Here waiters on two nodes get an
-// error, and then the key works again.
+// In sc every Get after a panic in a load hangs. In go-zero and bool64/cache the waiters get nil and no error. The
+// singleflight of x/sync had both bugs, and a third with Goexit (golang/go#41133, #33519). Here waiters on two nodes
+// get an error. After the back-off the key can be loaded again.
 func TestPanicReachesAllWaiters(t *testing.T) {
 	for name, end := range map[string]func(){
 		"panic": func() { panic("ouch") }, "panic(nil)": func() { panic(nil) }, "Goexit": runtime.Goexit,
@@ -214,8 +218,9 @@ func TestPanicReachesAllWaiters(t *testing.T) {
 	}
 }
 
-// otter, hot, sc, bool64/cache, replicate/go: a panic in a background refresh ends the process, because no caller can
-// recover it.
+// In otter, hot, sc, bool64/cache and replicate/go a panic in a background refresh ends the process, because no caller
+// can recover the panic. Here such a refresh fails like any other: callers get the stale value, and the key is
+// refreshed again after the back-off.
 func TestPanicOfARefreshIsContained(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var loads atomic.Int64
@@ -228,7 +233,7 @@ func TestPanicOfARefreshIsContained(t *testing.T) {
 		}
 		l := node(t, load, refill.Config{TTL: time.Second, StaleFor: time.Hour, Jitter: -1})
 		get(t, l, "k")
-		for range 2 { // first a refresh that panics, then, after the back-off, one that does not
+		for range 2 { // the first refresh panics; the second refresh, after the back-off, does not
 			time.Sleep(2 * time.Second)
 			if v := get(t, l, "k"); v != "1" {
 				t.Errorf("got %q, want the stale value \"1\"", v)
@@ -241,8 +246,8 @@ func TestPanicOfARefreshIsContained(t *testing.T) {
 	})
 }
 
-// seaguest/cache GetObject: the load sends its result to a caller that has left, and its goroutine never ends. The
-// bubble fails the test if a goroutine is left.
+// seaguest/cache GetObject: the load sends its result to a caller that has left, and the goroutine of the load never
+// ends. Here every goroutine ends. The bubble fails the test if a goroutine is left.
 func TestCallersThatLeaveLeaveNoGoroutine(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		shared := memory.New()
@@ -268,8 +273,9 @@ func TestCallersThatLeaveLeaveNoGoroutine(t *testing.T) {
 	})
 }
 
-// jetcache-go has one flight per list of ids, so that [a b] and [b c] load b twice. When the load of the leader fails,
-// a waiter gets some of its values and no error.
+// jetcache-go has one flight per list of ids, so [a b] and [b c] load b twice. When the load of the leader fails, a
+// waiter gets some of its values and no error. Here each key of a list has its own flight, and every Refresh of a key
+// whose load fails returns the error of that load.
 func TestOneFlightPerKeyOfAList(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var loads sync.Map
@@ -302,7 +308,7 @@ func TestOneFlightPerKeyOfAList(t *testing.T) {
 }
 
 // rueidisaside and redcache turn a failing load into a convoy: 50 callers wait for one another and run 50 loads in a
-// row. BitFaster#477: a load fails after 1 s, and the last of a hundred callers gets its error after 100 s. Here all
+// row. In BitFaster#477 a load fails after 1 s, and the last of a hundred callers gets its error after 100 s. Here all
 // waiters share one error, with and without a back-off.
 func TestWaitersShareOneError(t *testing.T) {
 	for _, errorTTL := range []time.Duration{-1, 0} {
@@ -329,7 +335,7 @@ func TestWaitersShareOneError(t *testing.T) {
 }
 
 // Caffeine (#504) and gocache retry a failed refresh at the next Get. A database that is down gets one load per
-// request.
+// request. Here the fleet retries a failed refresh once per back-off.
 func TestFailedRefreshBacksOff(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -352,8 +358,9 @@ func TestFailedRefreshBacksOff(t *testing.T) {
 	})
 }
 
-// hot's KeepOnError stores the old value again for a whole TTL, bool64/cache and bentocache for some seconds. While the
-// database is down, a value then never expires.
+// When a load fails, hot's KeepOnError stores the old value again for a whole TTL. bool64/cache and bentocache store
+// the old value again for some seconds. A value then never expires while the database is down. Here a failed load does
+// not move the end of a value: this value ends at TTL + StaleFor.
 func TestErrorsDoNotProlongAValue(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -375,8 +382,9 @@ func TestErrorsDoNotProlongAValue(t *testing.T) {
 	})
 }
 
-// bentocache#103, FusionCache's distributed lock: a caller that could be served the stale value waits for the lock of
-// the refresh. Here one node has the stale value in L1, and one finds it in the store.
+// In bentocache (#103) and in FusionCache with its distributed lock, a caller that could be served the stale value
+// waits for the lock of the refresh. Here no such caller waits, whether its node has the stale value in L1 or finds the
+// stale value in the store.
 func TestStaleValueIsServedDuringARefresh(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -399,7 +407,7 @@ func TestStaleValueIsServedDuringARefresh(t *testing.T) {
 	})
 }
 
-// hookCtx is a ctx that calls do at the nth call of Value: in the middle of a Get.
+// hookCtx is a ctx that calls do at the nth call of Value. A Get calls Value, so do runs in the middle of the Get.
 type hookCtx struct {
 	context.Context
 	left atomic.Int64
@@ -419,7 +427,8 @@ func (c *hookCtx) Value(key any) any {
 //  2. The flight of another caller stores the value and ends.
 //  3. The first caller starts a new flight, which loads again.
 //
-// A Get calls Value of its ctx between these steps, so hookCtx can run step 2 there.
+// Here the first caller gets the stored value, without another load or call of the store. A Get calls Value of its ctx
+// between steps 1 and 3, so hookCtx can run step 2 there.
 func TestMissAtTheEndOfAFlight(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -448,8 +457,8 @@ func TestMissAtTheEndOfAFlight(t *testing.T) {
 	})
 }
 
-// FusionCache has the rule that an error of the lock is not an error of the data. Here the caller gets a value,
-// whichever call of the store fails.
+// FusionCache has the rule that an error of the lock is not an error of the data. The same rule holds here: the caller
+// gets a value, whichever call of the store fails.
 func TestStoreErrorsDoNotFailAGet(t *testing.T) {
 	for _, step := range []string{"acquire", "renew", "publish"} {
 		t.Run(step, func(t *testing.T) {
@@ -472,8 +481,8 @@ func TestStoreErrorsDoNotFailAGet(t *testing.T) {
 	}
 }
 
-// Varnish (fixed): the waiting list does not accept a value with TTL 0, so that the waiters load one after another.
-// Here all waiters of a load share its value.
+// In Varnish (fixed) the waiting list did not accept a value with TTL 0, so the waiters loaded one after another. Here
+// all waiters of a load share its value.
 func TestWaitersShareAValueWithoutATTL(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var loads atomic.Int64

@@ -11,20 +11,22 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file is about tags. A load tags its value with Fill.Tag. The store keeps one state per tag: when it was
+// This file is about tags. A load tags its value with Fill.Tag. The store keeps one state per tag: when the tag was
 // invalidated last. A value is invalid if its load began no later than the invalidation of one of its tags. So
-// invalidating a tag costs the same for ten values and for ten million, and it includes the loads that are in progress.
+// invalidating a tag costs the same for ten values and for ten million, and the invalidation includes the loads that
+// are in progress.
 //
-// A value that comes from another node, from the store or in an announcement, is judged by the states in the store. L1
-// asks no one: an entry carries the number of invalidations of tags that this process knew before its read began
-// (l1.Epoch), and it is invalid if one of its tags is among the later ones.
+// A value can come from another node, from the store or in an announcement. Such a value is judged by the tag states in
+// the store. L1 does not ask the store. Instead, an entry of L1 carries the number of tag invalidations that this
+// process knew before the read of the entry began (l1.Epoch). The entry is invalid if one of its tags is among the
+// later invalidations.
 
 // InvalidateTag is Invalidate for all values that carry one of the tags, see [Fill.Tag] and Config.Tags. Its cost does
-// not depend on their number. A load that is in progress goes on; callers that ask for its key meanwhile wait for it,
-// and load again if its value has the tag. Back-offs stay.
+// not depend on the number of values. A load that is in progress goes on. Callers that ask for the key of that load
+// wait for it, and load again if its value has the tag. Back-offs stay.
 //
 // Values and tags are compared by the store's clock. If the store is several servers (Cluster, Ring), the comparison is
-// as exact as their clocks agree.
+// only as exact as the clocks of these servers agree.
 func (l *Loader[V]) InvalidateTag(ctx context.Context, tags ...string) error {
 	return l.invalidateTags(ctx, tags, false)
 }
@@ -34,7 +36,7 @@ func (l *Loader[V]) ExpireTag(ctx context.Context, tags ...string) error {
 	return l.invalidateTags(ctx, tags, true)
 }
 
-// invalidateTags invalidates or expires tags: in the store first, as invalidate does.
+// invalidateTags invalidates or expires tags. Like invalidate, it calls the store before it changes L1.
 func (l *Loader[V]) invalidateTags(ctx context.Context, tags []string, expire bool) error {
 	if l.flights.Closed() {
 		return ErrClosed
@@ -63,10 +65,11 @@ func (l *Loader[V]) storeInvalidateTags(ctx context.Context, full []string, expi
 	return l.store.InvalidateTags(ctx, l.node.token(), l.tagLife(), full...)
 }
 
-// tagLife is how long the store keeps the state of a tag. Its end is harmless: a value with an unknown tag is invalid.
+// tagLife is how long the store keeps the state of a tag. The end of a state is harmless, because a value with an
+// unknown tag is invalid.
 func (l *Loader[V]) tagLife() time.Duration { return max(24*time.Hour, l.longestLife()) }
 
-// fullTags are tags as the store knows them.
+// fullTags returns tags as the store knows them.
 func (l *Loader[V]) fullTags(tags []string) []string {
 	full := make([]string, len(tags))
 	for i, tag := range tags {
@@ -77,7 +80,7 @@ func (l *Loader[V]) fullTags(tags []string) []string {
 
 const maxTags = 64
 
-// validateTags returns what is wrong with tags; field is where they were given.
+// validateTags returns what is wrong with tags. field names the setting or argument that holds them.
 func validateTags(field string, tags []string) error {
 	if len(tags) > maxTags {
 		return invalid(field, "%d tags, at most %d", len(tags), maxTags)
@@ -90,7 +93,7 @@ func validateTags(field string, tags []string) error {
 	return nil
 }
 
-// tagStates are the states of tags, by tag as given.
+// tagStates are the states of tags, under the tags as given.
 type tagStates map[string]driver.TagState
 
 func (l *Loader[V]) tagStates(ctx context.Context, from driver.Store, tags []string) (tagStates, error) {
@@ -108,7 +111,8 @@ func (l *Loader[V]) tagStates(ctx context.Context, from driver.Store, tags []str
 	return m, nil
 }
 
-// checkTags reports whether the tags of an entry leave it valid. It reads their states, unless a GetMany has read them.
+// checkTags reports whether the tags of an entry leave the entry valid. It reads the states of the tags, unless a
+// GetMany has read them.
 func (r *refill[V]) checkTags(e *entry[V], states tagStates) (valid bool, err error) {
 	if tags := e.Data.tags(); states == nil && len(tags) > 0 {
 		ctx, done := r.storeCall()
@@ -120,12 +124,13 @@ func (r *refill[V]) checkTags(e *entry[V], states tagStates) (valid bool, err er
 	return r.tagsValid(e, states), nil
 }
 
-// tagsValid judges an entry, which another node may have loaded, by the states of its tags. It returns false if the
-// entry is invalid, and ages an entry that was expired.
+// tagsValid judges an entry by the states of its tags. Another node may have loaded the entry. tagsValid returns false
+// if the entry is invalid. If a tag of the entry was expired, tagsValid ages the entry.
 func (l *Loader[V]) tagsValid(e *entry[V], states tagStates) bool {
 	for _, tag := range e.Data.tags() {
 		s := states[tag]
-		if micros(s.Invalidated) > l.now()+maxFuture { // written before the store's clock was set back: write it again
+		// A state from the future was written before the store's clock was set back: write the state again.
+		if micros(s.Invalidated) > l.now()+maxFuture {
 			l.retryLater(l.fullTags([]string{tag}), true, false)
 		}
 		if !s.Known || e.Data.life.began <= micros(s.Invalidated) {
@@ -150,17 +155,18 @@ func (r *refill[V]) ensureTagsOf(e *entry[V]) {
 	if len(r.ensured.missing(e.Data.tags(), time.Now())) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(r.flight.Values(), 2*r.cfg.StoreTimeout) // a call in progress, and ours
+	// Two StoreTimeouts: one for a call in progress, and one for the call of this refill.
+	ctx, cancel := context.WithTimeout(r.flight.Values(), 2*r.cfg.StoreTimeout)
 	defer cancel()
-	// After an error the record is invalid until a fill makes its tags known.
+	// After an error the record is invalid until another fill makes its tags known.
 	if _, err := r.tagEnsures.do(ctx, e.Data.tags(), e.Data.life.age(r.now())); err != nil {
 		r.emit(Event{Kind: EventStoreError, Key: r.key, Err: err})
 	}
 }
 
 // ensureTags is one call of the store, for all refills that are about to publish tagged values. reach is how long ago
-// the first of their loads began. What was stored before the state of a tag was lost becomes invalid: it is no longer
-// known whether the tag was invalidated since. What was loaded by these loads stays valid.
+// the first of their loads began. If the state of a tag was lost, it is no longer known whether the tag was invalidated
+// since. So values that were stored before the loss become invalid. The values of these loads stay valid.
 func (l *Loader[V]) ensureTags(tags []string, reach time.Duration) (none struct{}, err error) {
 	if tags = l.ensured.missing(tags, time.Now()); len(tags) == 0 {
 		return none, nil
@@ -173,11 +179,11 @@ func (l *Loader[V]) ensureTags(tags []string, reach time.Duration) (none struct{
 	return none, err
 }
 
-// ensuredFor is how long this process assumes that a tag which it ensured is still known. If its state is evicted
-// earlier, some valid values are loaded again.
+// ensuredFor is how long this process assumes that the store still knows a tag after this process has ensured the tag.
+// If the store evicts the state of the tag earlier, some valid values are loaded again.
 const ensuredFor = 10 * time.Second
 
-// maxEnsured bounds the memory.
+// maxEnsured bounds the memory of ensuredTags.
 const maxEnsured = 4096
 
 // ensuredTags are the tags that this process has just ensured.
@@ -211,8 +217,9 @@ func (t *ensuredTags) add(tags []string, now time.Time) {
 	}
 }
 
-// coalescer makes calls about tags one at a time. All that come while a call runs share the next one: a bulk load ends
-// with hundreds of values that have the same tags, here and on every node that waits for them.
+// coalescer makes calls about tags, one call at a time. All callers that come while a call runs share the next call.
+// The reason is a bulk load: it ends with hundreds of values that have the same tags, here and on every node that waits
+// for these values.
 type coalescer[R any] struct {
 	call func(tags []string, reach time.Duration) (R, error)
 
@@ -221,11 +228,11 @@ type coalescer[R any] struct {
 	next    *tagCall[R] // the call after the running one; nil if no caller has come
 }
 
-// tagCall is one call, while it is being filled and while it runs.
+// tagCall is one call of a coalescer, while it collects callers and while it runs.
 type tagCall[R any] struct {
 	tags   map[string]bool
-	reach  time.Duration // the longest
-	done   chan struct{} // closed when the next two can be read
+	reach  time.Duration // the longest reach of its callers
+	done   chan struct{} // closed when result and err can be read
 	result R
 	err    error
 }
@@ -254,7 +261,8 @@ func (c *coalescer[R]) do(ctx context.Context, tags []string, reach time.Duratio
 	}
 }
 
-// run makes the next call, and leaves the one after it to a goroutine: a caller does not work for others.
+// run makes the next call. It leaves the call after that one to a new goroutine, so that no caller works for other
+// callers.
 func (c *coalescer[R]) run() {
 	c.mu.Lock()
 	this := c.next

@@ -18,8 +18,8 @@ import (
 
 // This file tests tags: Fill.Tag, InvalidateTag, ExpireTag, and the tag states in the store.
 
-// When InvalidateTag returns, all values of the tag are invalid in the store. The L1 of other nodes follows with the
-// announcement.
+// When InvalidateTag returns, all values of the tag are invalid in the store. The announcement then invalidates them in
+// the L1 of other nodes.
 func TestInvalidateTag(t *testing.T) {
 	for name, localTTL := range map[string]time.Duration{"with L1": 0, "without L1": -1} {
 		t.Run(name, func(t *testing.T) {
@@ -62,8 +62,8 @@ func TestInvalidateTag(t *testing.T) {
 	}
 }
 
-// A load begins before an InvalidateTag. No node stores its value as fresh, and no later Get joins its flight. The tags
-// of a value are known only after its load, so the moment at which the load began decides.
+// A load begins before an InvalidateTag. No node stores the value of this load as fresh, and no later Get joins its
+// flight. The tags of a value are known only after its load, so the moment at which the load began decides.
 func TestInvalidateTagDuringALoad(t *testing.T) {
 	for _, here := range []bool{true, false} {
 		t.Run(fmt.Sprint("on the same node ", here), func(t *testing.T) {
@@ -111,7 +111,7 @@ func TestInvalidateTagDuringALoad(t *testing.T) {
 	}
 }
 
-// After ExpireTag the stale value is served at once, and the fleet refreshes it once.
+// After ExpireTag the stale value is served at once, and the fleet refreshes the value once.
 func TestExpireTag(t *testing.T) {
 	for name, localTTL := range map[string]time.Duration{"with L1": 0, "without L1": -1} {
 		t.Run(name, func(t *testing.T) {
@@ -161,8 +161,8 @@ func TestExpireTag(t *testing.T) {
 	}
 }
 
-// A tag of Config.Tags invalidates all values of a Loader, on nodes that start later as well. A node that misses the
-// announcement follows within LocalTTL.
+// A tag of Config.Tags invalidates all values of a Loader, also on nodes that start later. A node that misses the
+// announcement stops serving the invalid values within LocalTTL.
 func TestEveryValueIsTagged(t *testing.T) {
 	for _, expire := range []bool{false, true} {
 		t.Run(fmt.Sprint("ExpireTag ", expire), func(t *testing.T) {
@@ -266,7 +266,7 @@ func TestMostTags(t *testing.T) {
 	})
 }
 
-// A value with invalid tags goes to its caller with an error about them, and is not stored.
+// If a load sets invalid tags, its caller gets the value and an error about the tags. The value is not stored.
 func TestBadTags(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var loads atomic.Int64
@@ -358,8 +358,8 @@ func TestTagsCostOneCall(t *testing.T) {
 	})
 }
 
-// A bulk load has one tag per key, and the store is slow. All tags are ensured together. One after the other, the last
-// ones would be ensured too late for their values.
+// A bulk load has one tag per key, and the store is slow. All tags are ensured at once. If they were ensured one after
+// the other, the last tags would be ensured too late for their values.
 func TestManyTagsAreEnsuredAtOnce(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		shared := memory.New()
@@ -483,7 +483,7 @@ func TestLateAnnouncementOfATag(t *testing.T) {
 	})
 }
 
-// An InvalidateTag of another tag does not detach the callers of a flight.
+// An InvalidateTag of a tag that a flight's key does not have does not detach the callers of the flight.
 func TestInvalidateOfOtherTagsKeepsTheFlight(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var now, most atomic.Int64
@@ -509,7 +509,8 @@ func TestInvalidateOfOtherTagsKeepsTheFlight(t *testing.T) {
 	})
 }
 
-// tagHook calls before in front of each InvalidateTags. An error of before replaces the call of the store.
+// tagHook is a store whose InvalidateTags first calls before. If before returns an error, InvalidateTags returns that
+// error and does nothing.
 type tagHook struct {
 	*spy
 	before func() error
@@ -524,7 +525,7 @@ func (h *tagHook) InvalidateTags(ctx context.Context, by string, keep time.Durat
 	return h.spy.InvalidateTags(ctx, by, keep, tags...)
 }
 
-// A Get runs during an InvalidateTag. It leaves no old value in L1, even if the announcement is lost.
+// A Get that runs during an InvalidateTag leaves no old value in L1, even if the announcement is lost.
 func TestGetDuringAnInvalidateTag(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -547,8 +548,8 @@ func TestGetDuringAnInvalidateTag(t *testing.T) {
 	})
 }
 
-// An InvalidateTag succeeds only on a retry. It also invalidates what L1 has read since the first try, even if the
-// announcement is lost.
+// An InvalidateTag succeeds only on a retry. The retry also invalidates what L1 has read since the first try, even if
+// the announcement is lost.
 func TestInvalidateTagThatIsRetried(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -569,7 +570,7 @@ func TestInvalidateTagThatIsRetried(t *testing.T) {
 			t.Fatalf("InvalidateTag: got %v, want the error of the store", err)
 		}
 		time.Sleep(3 * time.Second)
-		get(t, l, "red:1") // the store has not executed it: L1 reads the old value
+		get(t, l, "red:1") // the store has not executed the InvalidateTag: L1 reads the old value
 		fails.Store(false)
 		time.Sleep(time.Second)
 		if v := get(t, l, "red:1"); v != "red:1 v1" {
@@ -605,7 +606,8 @@ func TestInvalidateTagWithoutTheStore(t *testing.T) {
 	})
 }
 
-// A tag state is lost. Its values may have missed an invalidation, so they are invalid. Later values are valid.
+// A tag state is lost. The values of the tag may have missed an invalidation, so they are invalid. Values that are
+// loaded later are valid.
 func TestLostTagState(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -659,7 +661,7 @@ func TestLostTagStateRevivesNothing(t *testing.T) {
 	})
 }
 
-// futureTagState is a store with a tag state in the future, because its clock was set back.
+// futureTagState is a store whose clock was set back. A tag state from before lies in the future.
 type futureTagState struct {
 	*spy
 	replaced atomic.Bool // InvalidateTags has replaced the tag state
@@ -680,7 +682,7 @@ func (s *futureTagState) InvalidateTags(ctx context.Context, by string, keep tim
 	return s.spy.InvalidateTags(ctx, by, keep, tags...)
 }
 
-// A tag state in the future would invalidate its values until then. So the Loader replaces it.
+// A tag state in the future would invalidate all values of the tag until that moment, so the Loader replaces the state.
 func TestTagStateFromTheFuture(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}

@@ -9,13 +9,14 @@ import (
 )
 
 // CBOR encodes values as CBOR (RFC 8949). Fields have the same names as in JSON: `json` tags count, `cbor` tags take
-// precedence. Fields that a record lacks stay zero; those that a type lacks are skipped. CBOR keeps what JSON loses:
-// NaN and infinities, any byte in a string, a time or an integer in an interface{} (there, integers come back as int64,
-// maps as map[string]any). A time keeps its nanoseconds and its offset, but not the name of its zone, as with JSON.
+// precedence. Fields that a record lacks stay zero. Fields that a type lacks are skipped. CBOR keeps values that JSON
+// loses: NaN and infinities, any byte in a string, a time or an integer in an interface{} (there, integers come back
+// as int64, maps as map[string]any). A time keeps its nanoseconds and its offset, but not the name of its zone, as
+// with JSON.
 //
-// Types with MarshalBinary or MarshalText are encoded by these methods. MarshalJSON is not called: a type that has only
-// MarshalJSON and no exported field is an error, since nothing of it would be stored. A value that contains itself is
-// also an error.
+// Types with MarshalBinary or MarshalText are encoded by these methods. MarshalJSON is not called: a type that has
+// only MarshalJSON and no exported field is an error, because nothing of its values would be stored. A value that
+// contains itself is also an error.
 var CBOR refill.Codec = cborCodec{}
 
 type cborCodec struct{}
@@ -25,12 +26,13 @@ const maxDepth = 10_000
 
 var (
 	encMode = must(cbor.EncOptions{
-		Time:          cbor.TimeRFC3339Nano, // the default keeps whole seconds
+		Time:          cbor.TimeRFC3339Nano, // the library's default keeps whole seconds only
 		TimeTag:       cbor.EncTagRequired,  // so that a time in an interface{} stays a time
 		TextMarshaler: cbor.TextMarshalerTextString,
 	}.EncMode())
-	// Any value that can be encoded can be decoded: the defaults refuse long slices, deep values and strings that are not
-	// UTF-8. The length of the record bounds the number of elements; it is checked before anything is allocated.
+	// These options accept any value that can be encoded. The library's defaults refuse long slices, deep values and
+	// strings that are not UTF-8. The length of the record limits the number of elements. The library checks that limit
+	// before it allocates anything.
 	decMode = must(cbor.DecOptions{
 		MaxArrayElements: math.MaxInt32,
 		MaxMapPairs:      math.MaxInt32,

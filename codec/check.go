@@ -11,16 +11,17 @@ import (
 	"github.com/fxamacker/cbor/v2"
 )
 
-// This file rejects what CBOR cannot store: types of which it would store nothing, which is worse than an error, and
-// values that contain themselves, which would end the process.
+// This file rejects types and values that CBOR cannot store. It rejects a type of which CBOR would store nothing,
+// because an empty record is worse than an error. It rejects a value that contains itself, because encoding it would
+// end the process.
 
-// checkup is what Marshal must know about a type.
+// checkup is the result of the check of a type, which Marshal needs.
 type checkup struct {
 	err  error
-	open bool // its values can contain themselves
+	open bool // a value of the type can contain itself
 }
 
-// checkups has the results so far, by reflect.Type.
+// checkups holds the results of earlier checks, by reflect.Type.
 var checkups sync.Map
 
 func checked(t reflect.Type) *checkup {
@@ -33,7 +34,7 @@ func checked(t reflect.Type) *checkup {
 	return c
 }
 
-// inspect checks a type. under is true for the types that contain it, and false for those that are done.
+// inspect checks a type. under is true for each type that contains t, and false for each type whose check is complete.
 func (c *checkup) inspect(t reflect.Type, under map[reflect.Type]bool) error {
 	if within, known := under[t]; known {
 		c.open = c.open || within
@@ -76,7 +77,8 @@ func (c *checkup) fields(t reflect.Type, under map[reflect.Type]bool) error {
 	return nil
 }
 
-// isStored reports whether CBOR may store a field. Embedded structs count as well, for the fields that they export.
+// isStored reports whether CBOR may store a field. CBOR may store an embedded struct that is not exported, because of
+// the fields that this struct exports.
 func isStored(f reflect.StructField) bool {
 	return (f.IsExported() || f.Anonymous) && f.Tag.Get("json") != "-" && f.Tag.Get("cbor") != "-"
 }
@@ -109,7 +111,7 @@ type place struct {
 	t   reflect.Type
 }
 
-// path has the places on the way to the current value. A place that comes again is a cycle.
+// path holds the places on the way to the current value. If a place comes a second time, the value contains itself.
 type path map[place]bool
 
 func (p path) walk(v reflect.Value) error {
@@ -142,7 +144,8 @@ func (p path) walk(v reflect.Value) error {
 	return nil
 }
 
-// into continues the walk with what v holds. The keys of a map hold nothing that CBOR would follow.
+// into continues the walk with the values that v holds. It skips the keys of a map, because they hold nothing that
+// CBOR would follow.
 func (p path) into(v reflect.Value) error {
 	var held []reflect.Value
 	switch t := v.Type(); v.Kind() {
@@ -174,7 +177,7 @@ func (p path) into(v reflect.Value) error {
 	return nil
 }
 
-// mayHold reports whether values of type t can hold others. It saves a walk through numbers and strings.
+// mayHold reports whether a value of type t can hold other values. It saves a walk through numbers and strings.
 func mayHold(t reflect.Type) bool {
 	switch t.Kind() {
 	case reflect.Interface, reflect.Pointer, reflect.Map, reflect.Slice, reflect.Array, reflect.Struct:

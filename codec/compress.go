@@ -10,12 +10,13 @@ import (
 	"github.com/refill-go/refill"
 )
 
-// Compress compresses what inner encodes into more than above bytes, with S2, if that makes it smaller. A nil inner is
-// the default of refill.Config.Codec: JSON, and the bytes themselves for a []byte or string. A good size to begin with
-// is 4<<10; with 0 or less, every value is tried.
+// Compress returns a codec that encodes with inner. If the encoded value has more than above bytes, the codec
+// compresses it with S2 and keeps the smaller form. A nil inner is the default of refill.Config.Codec: JSON, and the
+// bytes themselves for a []byte or string. A good value of above to begin with is 4<<10. With 0 or less, the codec
+// tries to compress every value.
 //
-// Its name is that of inner and "+s2". If above changes, what is stored stays readable. A record that would decompress
-// to more than 64 MiB is refused, and so is a miss; values above that size are not compressed.
+// The name of the codec is the name of inner and "+s2". If above changes, stored records stay readable. A record that
+// would decompress to more than 64 MiB is refused, so it is a miss. Values above 64 MiB are not compressed.
 func Compress(inner refill.Codec, above int) refill.Codec {
 	return compressed{inner: inner, above: above}
 }
@@ -25,8 +26,9 @@ type compressed struct {
 	above int
 }
 
-// The first byte of a payload says what follows: the inner codec's bytes, or those of a []byte or string, compressed or
-// not. A V of type any needs the difference between the last two: Unmarshal cannot see what Marshal was given.
+// The first byte of a payload says what follows: bytes of the inner codec, a []byte or a string, each compressed or
+// not. If V is any, Unmarshal needs to know whether it was a []byte or a string, because Unmarshal cannot see the
+// value that Marshal was given.
 const (
 	packed = 1 << iota
 	rawBytes
@@ -43,7 +45,7 @@ var (
 	errFlags = errors.New("codec: not written by Compress")
 )
 
-// scratch has *[]byte buffers to compress into: S2 needs more room than the result takes.
+// scratch holds *[]byte buffers to compress into, because S2 needs more room than its result.
 var scratch sync.Pool
 
 func (c compressed) Name() string {
@@ -53,7 +55,7 @@ func (c compressed) Name() string {
 	if name := c.inner.Name(); name != "" {
 		return name + "+s2"
 	}
-	return "" // which refill.New refuses
+	return "" // refill.New refuses an empty name
 }
 
 func (c compressed) Marshal(v any) ([]byte, error) {
@@ -72,7 +74,7 @@ func (c compressed) Marshal(v any) ([]byte, error) {
 	return b, nil
 }
 
-// encode is the inner codec's Marshal. Its result may be the caller's own memory.
+// encode calls Marshal of the inner codec. The result may share the caller's memory.
 func (c compressed) encode(v any) (plain []byte, flags byte, err error) {
 	if c.inner != nil {
 		plain, err = c.inner.Marshal(v)
@@ -132,7 +134,7 @@ func (c compressed) Unmarshal(data []byte, p any) error {
 	return json.Unmarshal(data, p)
 }
 
-// unpack allocates its result, because a codec may keep it.
+// unpack allocates its result, because a codec may keep the bytes that it decodes.
 func unpack(z []byte) ([]byte, error) {
 	n, err := s2.DecodedLen(z)
 	if err != nil {
@@ -148,7 +150,7 @@ func unpack(z []byte) ([]byte, error) {
 	return plain, nil
 }
 
-// setRaw sets what p points to. A []byte shares the memory of data, as in refill's default.
+// setRaw sets the value that p points to. A []byte shares the memory of data, as in refill's default.
 func setRaw(data []byte, raw byte, p any) error {
 	data = data[:len(data):len(data)]
 	switch p := p.(type) {

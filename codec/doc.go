@@ -9,10 +9,10 @@
 //
 // Keep the default of package refill as long as it causes no problem: JSON can be read with redis-cli, and a []byte or
 // string is stored as it is. A value is encoded once per load and decoded once per node and LocalTTL, never on a hit.
-// So a codec is seldom what makes a service slow. Use CBOR if profiles show decoding, or if values hold what JSON
+// So a codec seldom makes a service slow. Use CBOR if decoding shows in profiles, or if values hold data that JSON
 // cannot represent: NaN and infinities, large integers in an interface{}, strings that are not UTF-8. Use Compress if
-// the memory of Redis or the network costs more than some microseconds per value: text above 10 KiB shrinks to a third.
-// docs/codecs.md has measurements.
+// the memory of Redis or the network costs more than some microseconds per value. Text above 10 KiB shrinks to a
+// third. docs/codecs.md has measurements.
 //
 // # Changing the codec
 //

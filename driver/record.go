@@ -15,7 +15,7 @@ import (
 //
 //	 0  3  "RF1": magic and version
 //	 3  8  expiredAt: 0, or when Expire ended its freshness; the only bytes that ever change
-//	11  4  CRC-32C of all that follows
+//	11  4  CRC-32C of the bytes that follow
 //	15  1  n, length of the token (1 … 255)
 //	16  n  token: the fill that made it
 //	 …  1  flags: 1 = not found, 2 = no-store; every other bit is 0
@@ -28,16 +28,17 @@ import (
 //	 … 2+x extra: fields of a letter, a length (2) and that many bytes: v = validator, t = a tag; others are skipped
 //	 …     payload, to the end
 //
-// Anything else is a miss: another magic, an unknown flag, a wrong sum. A later release may add fields to extra, and an
-// older one still reads the record. A change that an older release would misread gets another version.
+// Bytes that do not follow this layout are a miss: another magic, an unknown flag, a wrong sum. A later release may add
+// fields to extra, because an older release skips them. A change that an older release would misread gets another
+// version.
 type Record struct {
 	Token        string
 	NotFound     bool          // the payload is the text of the error
-	NoStore      bool          // no value: it must not be stored, and each caller loads for itself
+	NoStore      bool          // no payload: the value must not be stored, and each caller loads for itself
 	LoadBegan    time.Time     // when its load began
-	FreshUntil   time.Time     // served as fresh until then
-	StaleFor     time.Duration // then served stale while it is refreshed, for this long
-	StaleIfError time.Duration // then served if its refill fails, for this long; both count from the end of freshness
+	FreshUntil   time.Time     // served as fresh until this moment
+	StaleFor     time.Duration // for this long after the end of freshness, served stale while it is refreshed
+	StaleIfError time.Duration // for this long after the end of freshness, served if its refill fails
 	LoadTook     time.Duration
 	Kind         string
 	Validator    string   // lets the load function ask the database whether the value is still valid
@@ -142,7 +143,8 @@ func (r *Record) readExtra(b []byte) bool {
 	return !c.bad
 }
 
-// RecordTags returns the tags of the record in b without decoding the rest; nil if b has none or is not a record.
+// RecordTags returns the tags of the record in b without decoding its other fields. It returns nil if the record has no
+// tags, or if b is not a record.
 func RecordTags(b []byte) []string {
 	if len(b) < minRecord || string(b[:offExpired]) != recordMagic {
 		return nil
@@ -196,8 +198,9 @@ func RecordToken(b []byte) string {
 	return string(b[offToken+1 : offToken+1+n])
 }
 
-// ExpireRecord marks the record in b, in place, as expired at now, unless it is marked already. It returns false if b
-// is not a record of this version: then the store deletes it, because it cannot be marked.
+// ExpireRecord marks the record in b, in place, as expired at now. A record that is already marked stays unchanged.
+// ExpireRecord returns false if b is not a record of this version. The store then deletes b, because b cannot be
+// marked.
 func ExpireRecord(b []byte, now time.Time) bool {
 	if len(b) < minRecord || string(b[:offExpired]) != recordMagic {
 		return false
@@ -238,7 +241,8 @@ func (c *cursor) uint16() uint16 {
 	return 0
 }
 
-// int64 reads a time or a span. Neither is negative, nor so large that a sum of them could overflow.
+// int64 reads a time or a span. It rejects a negative number, and a number so large that a sum of times and spans could
+// overflow.
 func (c *cursor) int64() int64 {
 	f := c.take(8)
 	if f == nil {
@@ -255,10 +259,10 @@ func (c *cursor) int64() int64 {
 func (c *cursor) time() time.Time     { return time.UnixMicro(c.int64()) }
 func (c *cursor) span() time.Duration { return time.Duration(c.int64()) * time.Microsecond }
 
-// maxMicros is the largest span that fits into a time.Duration; as a date it is some 290 years after 1970.
+// maxMicros is the largest span that fits into a time.Duration. Read as a date, it is some 290 years after 1970.
 const maxMicros = math.MaxInt64 / 1000
 
-// micros is t since 1970, and 0 for the zero time.
+// micros returns the microseconds from 1970 to t, and 0 for the zero time.
 func micros(t time.Time) int64 {
 	if t.IsZero() {
 		return 0

@@ -56,7 +56,7 @@ func TestRecordGolden(t *testing.T) {
 	}
 }
 
-// Fields in extra that a later version may add are skipped. Those of this version are read back.
+// Fields in extra that a later version may add are skipped. The fields of this version are read back.
 func TestRecordExtra(t *testing.T) {
 	r := someRecord()
 	r.Validator, r.Tags, r.NoStore = `W/"7"`, []string{"shop 7", ""}, true

@@ -17,20 +17,22 @@ import (
 //
 // Three things are stored under one key. Every step below touches them in one atomic act:
 //
-//   - the value: a [Record] as the Loader encoded it. A Store reads two things of it, through [RecordToken] and
-//     [ExpireRecord], and nothing else.
-//   - the lease, or refill lock: who may load now. It is for efficiency, and it expires by itself.
-//   - the claim: whose load may be stored. Correctness comes from the claim. It is taken with the lease, before the
-//     load begins, and it lives longer than the lease. Invalidate, Expire and the claim of another fill remove it.
+//   - the value is a [Record] as the Loader encoded it. A Store uses only what [RecordToken] reads and what
+//     [ExpireRecord] changes.
+//   - the lease, or refill lock, says which fill may load now. The lease is for efficiency, and it expires by itself.
+//   - the claim says whose load may be stored. Correctness comes from the claim. The claim is taken with the lease,
+//     before the load begins, and lives longer than the lease. Invalidate, Expire and the claim of another fill remove
+//     it.
 //
 // Values can carry tags, so that a group of values can be invalidated without knowing its keys. A tag is "name:tag".
-// The store keeps a [TagState] for each tag: the moments at which the tag was invalidated and expired. It does not know
-// which values carry a tag. The Loader compares the state with the moment at which the load of a value began. If the
-// state of a tag is lost, every value with that tag is treated as invalid; it is never treated as valid. A tag is not a
+// The store keeps a [TagState] for each tag: the moments at which the tag was invalidated and expired. The store does
+// not know which values carry a tag. The Loader compares the tag state with the moment at which the load of a value
+// began. If the state of a tag is lost, every value with that tag is treated as invalid, never as valid. A tag is not a
 // key: the same text can be both, and neither affects the other.
 //
-// A step that frees a lease announces it in the same act, so waiters never poll. [PublishRequest.AnnounceIfAwaited] is
-// the exception. Announcements are hints: a lost announcement costs time, never correctness.
+// A step that frees a lease announces this in the same act, so waiters never poll. Only
+// [PublishRequest.AnnounceIfAwaited] allows a step to skip the announcement. Announcements are hints: a lost
+// announcement costs time, never correctness.
 //
 // Every call returns when its ctx ends, even if the server does not answer. An error means that the outcome is unknown.
 // All methods may be called from any goroutine.
@@ -43,8 +45,8 @@ type Store interface {
 	// twice. If one key cannot be read, the whole call fails.
 	GetMany(ctx context.Context, keys ...string) (records [][]byte, err error)
 
-	// Acquire begins a fill. It takes lease and claim in one act, unless the record is another one than the caller has
-	// seen (Changed), or another fill has the lease (Held). See [AcquireRequest] and [AcquireResult].
+	// Acquire begins a fill. It takes lease and claim in one act, unless the stored record is not the one that the caller
+	// has seen (Changed), or another fill has the lease (Held). See [AcquireRequest] and [AcquireResult].
 	Acquire(ctx context.Context, r AcquireRequest) (AcquireResult, error)
 
 	// Renew sets the remaining life of the lease to ttl, if lease and claim both belong to the token. It never creates a
@@ -52,17 +54,18 @@ type Store interface {
 	Renew(ctx context.Context, key, token string, ttl time.Duration) (mine bool, err error)
 
 	// Publish ends a fill. If the claim is the one that the token took at Began, Publish frees lease and claim, stores the
-	// record for Keep, and announces filled. Otherwise it stores nothing, frees the token's own lease and announces
-	// released. It frees before it stores, so that a full store still lets the waiters go. If the record of the token is
-	// stored already, the reply to an earlier try was lost, and the result is Stored.
+	// record for Keep, and announces filled. Otherwise Publish stores nothing, frees the token's own lease and announces
+	// released. Publish frees before it stores, so that a full store still lets the waiters go. If the record of the token
+	// is already stored, the reply to an earlier try was lost, and the result is Stored.
 	Publish(ctx context.Context, r PublishRequest) (PublishResult, error)
 
-	// Fail ends a fill without a value. It frees lease and claim, each if it belongs to the token. For ttl it leaves the
-	// failure in the place of the lease, unless another fill has the lease: a back-off is a lease without a holder. A ttl
-	// of 0 leaves nothing. Fail announces failed if lease or claim belonged to the token.
+	// Fail ends a fill without a value. It frees lease and claim, each if it belongs to the token. Unless another fill has
+	// the lease, Fail then leaves a back-off in the place of the lease for ttl: the failure, without a holder. A ttl of 0
+	// leaves no back-off. Fail announces failed if lease or claim belonged to the token.
 	Fail(ctx context.Context, key, token, failure string, ttl time.Duration) error
 
-	// Release frees lease and claim, each if it belongs to the token, and announces released if one of them did.
+	// Release frees lease and claim, each if it belongs to the token, and announces released if it freed at least one of
+	// the two.
 	Release(ctx context.Context, key, token string) error
 
 	// Invalidate deletes value, lease, claim and back-off of every key, and announces invalidated. by is the token in
@@ -73,39 +76,43 @@ type Store interface {
 	// announces expired. by is the token in the announcement.
 	Expire(ctx context.Context, by string, keys ...string) error
 
-	// Tags returns the state of each tag: states[i] is that of tags[i]. Foreign bytes in the place of a state count as an
-	// unknown tag.
+	// Tags returns the state of each tag: states[i] is the state of tags[i]. Foreign bytes in the place of a state count
+	// as an unknown tag.
 	Tags(ctx context.Context, tags ...string) (states []TagState, err error)
 
 	// EnsureTags makes sure that each tag is known, and stays known for keep at least. It never changes a state or
 	// shortens its life. An unknown tag (never used, expired, evicted) becomes known as invalidated `reach` ago.
 	//
-	// It is called before a tagged record is published. Older values with an unknown tag become invalid, because it is no
-	// longer known whether the tag was invalidated after they were loaded. reach covers every load that is still in
-	// progress, so those stay valid. A state without an end, or a foreign one, is replaced.
+	// EnsureTags is called before a tagged record is published. For an unknown tag, the store cannot tell whether the tag
+	// was invalidated after a value was loaded. So values whose load began longer than reach ago become invalid. reach
+	// covers every load that is still in progress, so the values of these loads stay valid. A state without an end is
+	// replaced, and so are foreign bytes.
 	EnsureTags(ctx context.Context, reach, keep time.Duration, tags ...string) error
 
 	// InvalidateTags sets Invalidated of each tag to now, keeps the state for keep at least, and announces
-	// tag-invalidated. Expired is unchanged, and so is a state that lives longer. Invalidated never moves back while the
-	// clock steps back by less than a second. A moment further in the future was written before the clock was set back,
-	// and is replaced. by is the token in the announcement. One tag that fails does not stop the others.
+	// tag-invalidated. Expired is unchanged. A state that lives longer than keep keeps its life. Invalidated never moves
+	// back if the clock steps back by less than a second. If the stored moment is further in the future, it was written
+	// before the clock was set back, and it is replaced. by is the token in the announcement. If one tag fails, the
+	// remaining tags are still invalidated.
 	InvalidateTags(ctx context.Context, by string, keep time.Duration, tags ...string) error
 
-	// ExpireTags sets Expired of each tag to now, by the same rules, and announces tag-expired. Invalidated is unchanged.
-	// An unknown tag becomes known as invalidated now.
+	// ExpireTags sets Expired of each tag to now, by the rules of InvalidateTags, and announces tag-expired. Invalidated
+	// is unchanged. An unknown tag becomes known as invalidated now.
 	ExpireTags(ctx context.Context, by string, keep time.Duration, tags ...string) error
 
-	// Subscribe calls handle for every announcement about keys of this name, one call after the other, and for the state
-	// of the subscription itself: Subscribed once no announcement can be missed any more, Disconnected as soon as one may
-	// have been missed. handle does not block. stop ends the subscription and returns when handle no longer runs. stop
-	// must not be called from handle. No mutex is held while handle runs, because it may call code of the user.
+	// Subscribe calls handle for every announcement about keys of this name, one call after the other. It also calls
+	// handle for the state of the subscription itself: with Subscribed once no announcement can be missed, and with
+	// Disconnected as soon as an announcement may have been missed. handle does not block. stop ends the subscription and
+	// returns when handle no longer runs. stop must not be called from handle. No mutex is held while handle runs, because
+	// it may call code of the user.
 	Subscribe(name string, handle func(Announcement)) (stop func())
 
-	// Now is the clock of the store, the one that Acquire reads, as well as this process knows it without a call. It
-	// follows the monotonic clock of the process.
+	// Now returns the time of the store's clock, which Acquire also reads. Now makes no call, so it returns what this
+	// process knows of that clock. The result follows the monotonic clock of the process.
 	Now() time.Time
 
-	// Check returns what is wrong with the configuration of the store, without calling it. refill.New reports it.
+	// Check returns what is wrong with the configuration of the store. It does not call the store. refill.New returns the
+	// error.
 	Check() error
 }
 
@@ -125,15 +132,16 @@ type Mode uint8
 
 // The modes of Acquire.
 const (
-	// Try is for a background refresh, which gives up if another fill has the lease. The reply names the holder and no
-	// more. The store may take the lease a moment before it compares the record, if that is cheaper for the many that
-	// lose.
+	// Try is for a background refresh, which gives up if another fill has the lease. The reply names only the holder. The
+	// store may take the lease a moment before it compares the record, if that makes it cheaper to find the lease taken,
+	// as most background refreshes do.
 	Try Mode = iota
-	// Wait is for a caller that will wait for the holder. Before it replies, the store notes on the lease that it is
-	// awaited (see [PublishRequest.AnnounceIfAwaited]). The reply says how long the lease still lives. A lease without an
-	// end or of a foreign type counts as free. A lease that lives far longer than any lease is given may count as free.
+	// Wait is for a caller that will wait for the holder. Before it replies, the store notes on the lease that a caller
+	// waits (see [PublishRequest.AnnounceIfAwaited]). The reply says how long the lease still lives. A lease without an
+	// end or of a foreign type counts as free. A lease may also count as free if its remaining life is far longer than any
+	// LeaseTTL.
 	Wait
-	// Force is Wait for Loader.Refresh: a back-off counts as free as well.
+	// Force is for Loader.Refresh. It is like Wait, but a back-off also counts as free.
 	Force
 )
 
@@ -155,13 +163,13 @@ type AcquireState uint8
 
 // The outcomes of Acquire.
 const (
-	// Acquired: lease and claim belong to the token, load now. If the lease already belonged to the token, the reply to
-	// an earlier try was lost. A claim that belongs to the token already stays, and Now is when it was taken. A new claim
-	// has a moment of its own: a copy of the request that the network delivers after an Invalidate does not make an
-	// older load valid again.
+	// Acquired: lease and claim belong to the token, so the caller loads now. If the lease already belonged to the token,
+	// the reply to an earlier try was lost. If the claim still belongs to the token, the claim stays, and Now is the
+	// moment at which it was taken. Otherwise Acquire takes a new claim at a moment of its own. So if the network delivers
+	// a copy of the request after an Invalidate, the new claim does not make the older load valid again.
 	Acquired AcquireState = iota
-	// Changed: the stored record is another one than the one seen. It was compared before the lease. If the token has the
-	// lease nevertheless, the lease was freed and announced as released.
+	// Changed: the stored record is not the one that the fill has seen. The store compares the record before the lease. If
+	// the lease belongs to the token nevertheless, the store has freed it and announced released.
 	Changed
 	// Held: another fill has the lease, or a failed fill has left a back-off.
 	Held
@@ -177,7 +185,7 @@ type PublishRequest struct {
 	Keep     time.Duration // how long the store keeps the record, at least 1 s
 
 	// AnnounceIfAwaited lets the store skip the announcement if the lease of the token is still there and no Acquire has
-	// noted a waiter on it. Without it, every load of a rarely used key would be broadcast to the fleet.
+	// noted a waiter on it. Without AnnounceIfAwaited, every load of a rarely used key would be broadcast to the fleet.
 	AnnounceIfAwaited bool
 }
 
@@ -195,7 +203,7 @@ const (
 type TagState struct {
 	Known       bool      // false: every value with the tag is invalid
 	Invalidated time.Time // values whose load began at or before this moment are invalid; zero = never
-	Expired     time.Time // values whose load began at or before this moment count as expired then; zero = never
+	Expired     time.Time // values whose load began at or before this moment count as expired at this moment; zero = never
 }
 
 // Announcement is a message about a key or a tag, or about the subscription itself.
@@ -223,10 +231,10 @@ const (
 	Invalidated                                // value, lease and claim were deleted
 	Expired                                    // the value was marked stale, lease and claim were deleted
 	Released                                   // a lease was freed without a result
-	TagInvalidated                             // values with the tag whose load began before are invalid
-	TagExpired                                 // values with the tag whose load began before are stale
+	TagInvalidated                             // values with the tag are invalid if their load began before
+	TagExpired                                 // values with the tag are stale if their load began before
 )
 
-// MaxAnnouncedRecord is the largest record, in bytes, that travels with its announcement. Nodes fetch a larger one when
-// they need it.
+// MaxAnnouncedRecord is the largest record, in bytes, that travels with its announcement. Nodes fetch a larger record
+// from the store when they need it.
 const MaxAnnouncedRecord = 4 << 10

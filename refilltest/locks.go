@@ -10,7 +10,7 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// LockHarness tells [TestLocks] how to make what it tests.
+// LockHarness tells [TestLocks] how to make the lock services that it tests.
 type LockHarness struct {
 	// World makes an empty place and two nodes that share it, see [StoreHarness].
 	World func(t testing.TB) LockWorld
@@ -18,8 +18,8 @@ type LockHarness struct {
 	// Bubble runs each case inside testing/synctest, see [StoreHarness].
 	Bubble bool
 
-	// Short is the lease that some eight cases wait for until it ends. It is at least 200 ms, and not shorter than the
-	// shortest lease that the service grants. Default 400 ms.
+	// Short is a lease time. Some eight cases wait until a lease of this length ends. Short is at least 200 ms, and not
+	// shorter than the shortest lease that the service grants. Default 400 ms.
 	Short time.Duration
 
 	// NoFence says that the service has no fencing tokens: LockResult.Fence is always 0.
@@ -38,7 +38,7 @@ type LockWorld struct {
 	// Delete removes the lock of key, whichever token holds it, as an operator would. Nil if the place does not allow it.
 	Delete func(key string)
 
-	// Silence and Break are those of [StoreWorld].
+	// Silence and Break do the same as the fields of [StoreWorld] with these names.
 	Silence func(silent bool)
 	Break   func()
 }
@@ -70,8 +70,8 @@ func (c lockCase) test(t testing.TB, h LockHarness) {
 	c.run(&locks{TB: t, LockWorld: w, clock: newClock(h.Short, w.Pass), ctx: ctx, noFence: h.NoFence})
 }
 
-// locks is the world of a case, with the steps that cases consist of. A step that does not do what the case wants ends
-// the case.
+// locks is the world of a case. Its methods are the steps that cases consist of. A step that does not do what the case
+// wants ends the case.
 type locks struct {
 	testing.TB
 	LockWorld
@@ -107,7 +107,7 @@ func (l *locks) win(d driver.Locks, key, token string, ttl time.Duration) uint64
 	return s.Fence
 }
 
-// lose demands that the lock is held, for at most ttl and not much less.
+// lose demands that the lock is held, and that it will be held for at most ttl and not much less.
 func (l *locks) lose(d driver.Locks, key, token string, ttl time.Duration) {
 	l.Helper()
 	s := l.try(d, key, token, long)
@@ -148,7 +148,7 @@ func (l *locks) takeOver(d driver.Locks, key, token string) (fence uint64) {
 	return fence
 }
 
-// wantLarger demands that a fence is larger than that of the holder before.
+// wantLarger demands that a fence is larger than the fence of the holder before.
 func (l *locks) wantLarger(fence, before uint64) {
 	l.Helper()
 	if !l.noFence && fence <= before {
@@ -341,7 +341,7 @@ func lockCtxEnded(l *locks) {
 	l.extend(l.A, key, "a#1", long, true)
 }
 
-// calls are all calls of A: for key with the token a#1, and for the lock of free with a#2.
+// calls returns one call of A for each method: for key with the token a#1, or for the lock of free with a#2.
 func (l *locks) calls(key, free string) []call {
 	return []call{
 		{"TryLock", func(ctx context.Context) error { _, err := l.A.TryLock(ctx, free, "a#2", long); return err }},

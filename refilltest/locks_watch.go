@@ -37,7 +37,8 @@ Otherwise its waiter sleeps until the lock would have ended.`,
 	},
 }
 
-// lockWhenWoken takes the lock. It tries again only when it is woken, and more than once, because a wake-up is a hint.
+// lockWhenWoken takes the lock. It tries again after each wake-up, and only then. It may need several wake-ups, because
+// a wake-up is a hint.
 func (l *locks) lockWhenWoken(d driver.Locks, wake <-chan struct{}, key, token string) {
 	l.Helper()
 	timer := time.NewTimer(patience)

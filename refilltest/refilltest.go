@@ -3,8 +3,8 @@
 // one rule of the interface. When it fails, it prints the rule and what goes wrong in production if a backend breaks
 // it. G1 to G8 in these texts are the guarantees of refill, listed in docs/guarantees.md.
 //
-// A suite has to know how to make a world: an empty place, and two nodes that share it. A store in memory, a fake
-// server and a real server differ in that function only:
+// The test gives a suite a function that makes a world. A world is an empty place and two nodes that share this place.
+// The tests of a store in memory, of a fake server and of a real server differ only in that function:
 //
 //	func TestMemory(t *testing.T) {
 //		refilltest.TestStore(t, refilltest.StoreHarness{
@@ -19,8 +19,8 @@
 // Some cases need a fault, such as a lease without an end. A world provides it through a hook. If a hook is nil, the
 // cases that need it are skipped, and the skip message names the hook.
 //
-// What must come by itself, such as an announcement, has 5 s to arrive. To show that something does not come, a case
-// waits for a later event instead of a fixed time. The clock of a store is compared only with itself, so it may be
+// An event that must come by itself, such as an announcement, has 5 s to arrive. To show that an event does not come, a
+// case waits for a later event instead of a fixed time. The clock of a store is compared only with itself, so it may be
 // years away from the clock of the process.
 package refilltest
 
@@ -40,7 +40,7 @@ const (
 // defaultShort is a lease that a case can wait for. A few calls must fit into it, even on a busy machine.
 const defaultShort = 400 * time.Millisecond
 
-// inBubble runs body, inside a bubble if bubble is true. It is the innermost call because t.Run is not allowed in a
+// inBubble runs body, inside a bubble if bubble is true. Call inBubble inside t.Run, because t.Run is not allowed in a
 // bubble.
 func inBubble(t *testing.T, bubble bool, body func(t testing.TB)) {
 	if !bubble {
@@ -83,7 +83,7 @@ func newClock(short time.Duration, pass func(time.Duration)) clock {
 }
 
 // runOut lets a short lease end and reports whether over becomes true. An exact server needs no extra time. A server
-// that checks its leases now and then gets two more leases of time.
+// that checks its leases only now and then gets the time of two more leases.
 func (c clock) runOut(over func() bool) bool {
 	c.pass(c.short)
 	for range 20 {
@@ -95,7 +95,7 @@ func (c clock) runOut(over func() bool) bool {
 	return false
 }
 
-// needs skips a case if the world lacks the hook, and names the hook.
+// needs skips a case if the world lacks a hook that the case needs. The skip message names the hook.
 func needs(t testing.TB, hook string, has bool) {
 	t.Helper()
 	if !has {

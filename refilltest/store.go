@@ -11,17 +11,18 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// StoreHarness tells [TestStore] how to make what it tests.
+// StoreHarness tells [TestStore] how to make the stores that it tests.
 type StoreHarness struct {
-	// World makes an empty place and two nodes that share it. It is called once per case, inside the bubble if there is
-	// one. It closes what it opened in t.Cleanup. Worlds of different cases must not share keys.
+	// World makes an empty place and two nodes that share it. TestStore calls World once per case, inside the bubble if
+	// there is one. World closes in t.Cleanup what it has opened. Worlds of different cases must not share keys.
 	World func(t testing.TB) StoreWorld
 
 	// Bubble runs each case inside testing/synctest. Everything that World makes lives in the bubble, and a goroutine that
 	// is left behind fails the case. Use it for a Store without a network, or over a fake network.
 	Bubble bool
 
-	// Short is the lease that some thirty cases wait for until it ends. A few calls must fit into it. Default 400 ms.
+	// Short is a lease time. Some thirty cases wait until a lease of this length ends. A few calls must fit into it.
+	// Default 400 ms.
 	Short time.Duration
 }
 
@@ -39,16 +40,16 @@ type StoreWorld struct {
 	// bytes. Nil if the place does not allow it.
 	Plant func(key string, part Part, data string)
 
-	// Garble replaces that part of key by something of a foreign type, which cannot be read (in Redis: a list). Nil if the
-	// place does not allow it.
+	// Garble replaces that part of key by a value of a foreign type, which the store cannot read (in Redis: a list). Nil
+	// if the place does not allow it.
 	Garble func(key string, part Part)
 
 	// Silence(true) makes the server keep its connections and answer nothing (in Redis: CLIENT PAUSE, SIGSTOP, a proxy).
 	// Silence(false) ends that. Nil if the place does not allow it.
 	Silence func(silent bool)
 
-	// Break cuts the connections of all subscriptions, which can be made again at once (in Redis: CLIENT KILL TYPE
-	// pubsub). Nil if the place does not allow it.
+	// Break cuts the connections of all subscriptions (in Redis: CLIENT KILL TYPE pubsub). The connections can be made
+	// again at once. Nil if the place does not allow it.
 	Break func()
 
 	// Full(true) makes the store reject every write that needs room (in Redis: CONFIG SET maxmemory 1 with noeviction).
@@ -56,7 +57,7 @@ type StoreWorld struct {
 	Full func(full bool)
 }
 
-// Part is one of the three things that are stored under a key, or the state of a tag.
+// Part is one of the three things that are stored under a key (value, lease, claim), or the state of a tag.
 type Part uint8
 
 // The parts of a key. With PartTag the key is a tag.
@@ -95,8 +96,8 @@ func (c storeCase) test(t testing.TB, h StoreHarness) {
 	c.run(&stores{TB: t, StoreWorld: w, clock: newClock(h.Short, w.Pass), ctx: ctx})
 }
 
-// stores is the world of a case, with the steps that cases consist of. A step that does not do what the case wants ends
-// the case.
+// stores is the world of a case. Its methods are the steps that cases consist of. A step that does not do what the case
+// wants ends the case.
 type stores struct {
 	testing.TB
 	StoreWorld
@@ -148,13 +149,14 @@ func (s *stores) start(st driver.Store, key, token string, ttl time.Duration) dr
 	return s.wantAcquired(st, s.request(st, key, token, ttl, driver.Wait))
 }
 
-// lose demands that holder has the lease. The token does not wait for it.
+// lose sends an Acquire for token in mode Try and demands that holder has the lease.
 func (s *stores) lose(st driver.Store, key, token, holder string) {
 	s.Helper()
 	s.wantHeld(s.acquireKey(st, key, token, long, driver.Try), holder)
 }
 
-// await demands that holder has the lease. The token waits for it, and the store has noted that.
+// await sends an Acquire for token in mode Wait and demands that holder has the lease. The store then knows that the
+// lease is awaited.
 func (s *stores) await(st driver.Store, key, token, holder string) driver.AcquireResult {
 	s.Helper()
 	r := s.acquireKey(st, key, token, long, driver.Wait)
@@ -258,8 +260,8 @@ func (s *stores) leaseEnded(key, token string) {
 	s.letLeaseEnd(key, token)
 }
 
-// letLeaseEnd lets the short lease of token end. It waits as long as runOut at most: a request that finds the lease
-// free would take it, so there is nothing to poll.
+// letLeaseEnd lets the short lease of token end. It always waits for the longest time of runOut. It cannot poll,
+// because a request that finds the lease free would take the lease.
 func (s *stores) letLeaseEnd(key, token string) {
 	s.Helper()
 	s.pass(3 * s.short)

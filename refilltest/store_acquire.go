@@ -316,7 +316,7 @@ func acquireClock(s *stores) {
 		asked := time.Now()
 		r := s.start(st, key, "n#1", long)
 		now, took := st.Now(), time.Since(asked)
-		// Now() may be wrong by half a round trip. The rest is for a busy machine.
+		// Now() may be wrong by half a round trip. The 100 ms are for a busy machine.
 		if slack := took + 100*time.Millisecond; r.Now.Sub(now).Abs() > slack {
 			s.Fatalf("AcquireResult.Now = %v, Now() = %v: they differ by %v, want at most %v",
 				r.Now, now, r.Now.Sub(now), slack)

@@ -94,8 +94,8 @@ func publishAfterLeaseEnd(s *stores) {
 	sub.wantNoMore(key)
 }
 
-// A store may note in the lease itself that it is awaited. These cases find a store that then no longer recognizes the
-// token of the lease.
+// A store may record in the lease itself that the lease is awaited. These cases find a store that then no longer
+// recognizes the token of the lease.
 var awaitedCases = []storeCase{
 	{
 		"acquire-awaited",
@@ -136,7 +136,7 @@ it.`,
 	},
 }
 
-// startAwaited starts a fill that two others wait for.
+// startAwaited starts a fill. Two other tokens wait for its lease.
 func (s *stores) startAwaited(token string) {
 	s.Helper()
 	s.start(s.A, key, token, long)

@@ -240,8 +240,8 @@ func (s *stores) wantReplaced(put func()) {
 	}
 }
 
-// storeFull accepts that the record is stored: Redis checks its memory only before the first write of a script, and the
-// first write here frees memory.
+// storeFull accepts that the record is stored. Redis checks its memory only before the first write of a script, and
+// here the first write frees memory.
 func storeFull(s *stores) {
 	needs(s, "StoreWorld.Full", s.Full != nil)
 	s.start(s.A, key, "a#1", long)
@@ -277,7 +277,7 @@ func silentServer(s *stores) {
 		wantGivesUp(s, s.ctx, c)
 	}
 	silent(false)
-	// The server may still run the calls of that time, or the connections must be made again.
+	// The server may still be running the calls of that time, or the connections must be made again.
 	answers := func() bool { _, err := s.A.Get(s.ctx, key); return err == nil }
 	for deadline := time.Now().Add(patience); !answers(); <-time.After(10 * time.Millisecond) {
 		if time.Now().After(deadline) {

@@ -106,7 +106,8 @@ func invalidateEndsBackOff(s *stores) {
 	}
 }
 
-// offUnchanged is the offset of the bytes of a record that Expire does not change. The magic and ExpiredAt come before.
+// offUnchanged is the offset of the bytes of a record that Expire does not change. The magic and ExpiredAt come before
+// them.
 const offUnchanged = 11
 
 func expireMarksOnce(s *stores) {

@@ -54,8 +54,8 @@ func ctxEnded(s *stores) {
 	sub.wantNoMore(key)
 }
 
-// calls are all calls of A: for key with the token a#2, and for the lease of free with a#3. The two keys are also used
-// as tags.
+// calls returns one call of A for each method and mode: for key with the token a#2, or for the lease of free with a#3.
+// The two keys are also used as tags.
 func (s *stores) calls(key, free string) []call {
 	rec := s.record("a#2", "x")
 	acquire := func(key, token string, mode driver.Mode) func(context.Context) error {
@@ -87,7 +87,7 @@ func (s *stores) calls(key, free string) []call {
 	}
 }
 
-// There are enough racers for them to meet, and few enough for a laptop.
+// The number of racers is large enough for them to meet, and small enough for a laptop.
 const (
 	racers = 16
 	rounds = 25
@@ -170,8 +170,9 @@ func (s *stores) raceFill(st driver.Store, token string, mode driver.Mode, load 
 	return err
 }
 
-// raceInvalidate runs fills of a number, the database, while writers raise the number and invalidate or expire the key.
-// With one of each, only that call keeps an old load out of the store. With more, other fills can replace it as well.
+// raceInvalidate runs fills of a number while writers raise the number and invalidate or expire the key. The number
+// stands for the database. With one filler and one writer, only the writer's Invalidate or Expire keeps an old load out
+// of the store. With more fillers, another fill can replace the old value as well.
 func raceInvalidate(s *stores) {
 	for _, n := range []int{1, 2, 4} {
 		s.raceRow(&number{key: fmt.Sprintf("product:%d", n)}, n)
@@ -208,8 +209,8 @@ func (s *stores) raceRow(row *number, nodes int) {
 	wg.Wait()
 }
 
-// fillNumber publishes the number as it is when the load begins. Some loads are quick. Others wait until the number has
-// been raised, but not for ever.
+// fillNumber publishes the number as it is when the load begins. Some loads are quick. The other loads wait until the
+// number has been raised, but not for ever.
 func (s *stores) fillNumber(st driver.Store, token string, round int, row *number) error {
 	runtime.Gosched()
 	rec, err := st.Get(s.ctx, row.key)
@@ -238,8 +239,8 @@ func (s *stores) fillNumber(st driver.Store, token string, round int, row *numbe
 	return err
 }
 
-// raiseNumber changes the database and invalidates or expires the key. Then it reads what is served as fresh, until
-// that is this change or a later one.
+// raiseNumber changes the database and invalidates or expires the key. Then it reads the key until the store serves
+// this change or a later one as fresh.
 func (s *stores) raiseNumber(st driver.Store, by string, expire bool, row *number) error {
 	mine, remove := row.now.Add(1), st.Invalidate
 	if expire {

@@ -202,7 +202,8 @@ func subscribeStop(s *stores) {
 		}
 	})
 	wait(s, subscribed, "Subscribed")
-	// On its own goroutine: handle must not block, and while it does so here, any call of the store may wait for it.
+	// The calls run on a goroutine of their own. handle must not block, but here it does, so any call of the store may
+	// wait for handle.
 	go func() {
 		defer close(announced)
 		for range burst {
@@ -227,7 +228,7 @@ func subscribeStop(s *stores) {
 		sub.want(driver.Announcement{Kind: driver.Invalidated, Key: key, Token: "b#1"})
 	}
 	sub.wantNoMore(key)
-	for range 3 { // for a handle that still runs, or runs again
+	for range 3 { // so that a handle that runs after stop is noticed
 		letOthersRun()
 	}
 	if late.Load() {
@@ -235,8 +236,8 @@ func subscribeStop(s *stores) {
 	}
 }
 
-// letOthersRun lets other goroutines run. It is not a sleep: in a bubble a sleep does not end while a goroutine waits
-// for a mutex. If it is too short, a broken store may pass this time, but a correct one never fails.
+// letOthersRun lets other goroutines run. It does not sleep: in a bubble a sleep does not end while a goroutine waits
+// for a mutex. If letOthersRun is too short, a broken store may pass this time, but a correct store never fails.
 func letOthersRun() {
 	for range 1000 {
 		runtime.Gosched()
@@ -296,8 +297,9 @@ func (sub *subscription) want(want driver.Announcement) {
 	}
 }
 
-// wantNoMore demands that no other announcement about key is left. It needs no waiting: announcements about one key
-// come in order, so it invalidates the key and demands that this announcement is the next.
+// wantNoMore demands that no other announcement about key is left. It does not wait for a fixed time, because
+// announcements about one key come in order: it invalidates the key and demands that the next announcement is about
+// this Invalidate.
 func (sub *subscription) wantNoMore(key string) {
 	sub.s.Helper()
 	sub.s.invalidate(sub.s.A, "end#1", key)

@@ -163,7 +163,8 @@ func (s *stores) wantUnknown(tags ...string) {
 	}
 }
 
-// moment returns when a load that begins now has begun. It first lets some time pass, so moments differ.
+// moment returns the start time of a load that begins now, by the clock of the store. It first lets some time pass, so
+// moments differ.
 func (s *stores) moment() time.Time {
 	s.Helper()
 	const key, token = "clock:1", "clock#1" // a name without a subscription
@@ -236,7 +237,8 @@ func ensureKeeps(s *stores) {
 	s.wantTag(blue, other)
 }
 
-// tagChanged checks what InvalidateTags and ExpireTags have in common, for a known tag, an unknown one, and again.
+// tagChanged checks what InvalidateTags and ExpireTags have in common: for a known tag, for an unknown tag, and for a
+// tag that was changed before.
 func (s *stores) tagChanged(c tagChange) {
 	s.Helper()
 	sub := s.subscribe(s.B, "product")
@@ -388,8 +390,8 @@ func tagsAgree(s *stores) {
 	}
 }
 
-// raceTags runs calls of each kind at the same time on an unknown tag, because there they overwrite most. Each of them
-// starts first in some rounds.
+// raceTags runs calls of each kind at the same time on an unknown tag, because on an unknown tag the calls overwrite
+// most. Each call starts first in some rounds.
 func raceTags(s *stores) {
 	for r := range rounds {
 		tag, start := fmt.Sprintf("product:%d", r), s.moment()

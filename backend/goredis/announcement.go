@@ -11,8 +11,8 @@ import (
 //
 //	RN1 <kind> <t> <r> <k> <token><replaced><key><rest>
 //
-// <t>, <r> and <k> are the lengths of token, replaced and key: bytes, in decimal. So each of these may contain any
-// bytes. <key> is "name:key". The kinds:
+// <t>, <r> and <k> are the lengths of token, replaced and key: bytes, in decimal. So token, replaced and key may
+// contain any bytes. <key> is "name:key". The kinds:
 //
 //	f  filled            replaced is the token of the record that was replaced, rest is the new record if it is small
 //	x  failed            rest is the failure
@@ -25,7 +25,7 @@ import (
 //
 // A message that does not follow this format exactly is ignored. So a later release may add RN2 on the same channel.
 
-// unlocked is what a Watch waits for. The Loader never sees it.
+// unlocked is the kind of announcement that a Watch waits for. It is never passed to a Loader.
 const unlocked driver.AnnouncementKind = 255
 
 const announcementMagic = "RN1 "
@@ -42,13 +42,13 @@ var announcementKinds = map[string]driver.AnnouncementKind{
 	kindTagExpired:     driver.TagExpired,
 }
 
-// The kinds that are arguments of lua/changetag.lua.
+// These kinds are arguments of lua/changetag.lua.
 const (
 	kindTagInvalidated = "I"
 	kindTagExpired     = "E"
 )
 
-// parseAnnouncement reads a message. The record is a copy, which all listeners share.
+// parseAnnouncement reads a message. All listeners share the record, which is a copy.
 func parseAnnouncement(message string) (a driver.Announcement, ok bool) {
 	text, ok := strings.CutPrefix(message, announcementMagic)
 	if !ok {

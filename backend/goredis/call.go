@@ -9,25 +9,29 @@ import (
 )
 
 const (
-	// maxAbandoned is how many calls may be left behind before further calls fail at once.
+	// maxAbandoned is how many calls may be left behind at a time. Above it, further calls that could be left behind fail
+	// at once.
 	maxAbandoned = 1000
-	// maxLate is how late a call may notice that its ctx was cancelled, if the client obeys the deadline exactly.
+	// A client that obeys deadlines does not notice a cancelled ctx before the deadline. maxLate is how much later that
+	// may be.
 	maxLate = time.Second
 )
 
 var errAbandoned = errors.New("too many earlier calls still wait for a server that does not answer")
 
-// calls makes calls of a client and counts those that were left behind. The client's own time-outs end them.
+// calls makes the calls of one client. A call that outlasts its ctx is left behind, and the client's own time-outs end
+// it. calls counts the calls that were left behind.
 type calls struct {
-	refused   error                 // what Check reports: no call is made
+	refused   error                 // what Check returns; if it is not nil, every call returns it at once
 	moved     func(context.Context) // makes a Cluster client reload its masters, which may have moved; otherwise nil
 	deadlines bool                  // the client obeys the deadline of a ctx on its sockets: ContextTimeoutEnabled
 	abandoned atomic.Int64
 }
 
-// call runs f and returns when ctx ends, whatever f does. go-redis checks the ctx before it uses a socket. While it
-// uses the socket, it obeys the deadline only, and only if ContextTimeoutEnabled is set. Every step of the Store goes
-// through here.
+// call runs f and returns when ctx ends, even if f goes on. go-redis itself checks ctx before it uses a socket. While
+// go-redis uses the socket, it obeys only the deadline of ctx, and only if ContextTimeoutEnabled is set. So here f runs
+// on a goroutine that call can leave behind, unless the deadline is enough (see inTime). Every step of the Store goes
+// through call.
 func call[T any](ctx context.Context, c *calls, step string, f func(context.Context) (T, error)) (T, error) {
 	var r T
 	if c.refused != nil {
@@ -55,8 +59,8 @@ func call[T any](ctx context.Context, c *calls, step string, f func(context.Cont
 	return r, fmt.Errorf("goredis: %s: %w", step, err)
 }
 
-// ended returns the error of ctx. If the deadline has passed and the timer of ctx has not fired yet, it returns
-// DeadlineExceeded: the deadline of a socket may be faster.
+// ended returns the error of ctx. The deadline of a socket may fire before the timer of ctx does. So ended returns
+// DeadlineExceeded as soon as the deadline has passed.
 func ended(ctx context.Context) error {
 	if end, ok := ctx.Deadline(); ok && ctx.Err() == nil && !time.Now().Before(end) {
 		return context.DeadlineExceeded
@@ -64,8 +68,8 @@ func ended(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// inTime reports whether the client itself returns when ctx ends, or soon after. Such a call needs no goroutine, which
-// would cost a third of the time of a GET on loopback.
+// inTime reports whether the client itself returns when ctx ends, or soon after. Such a call needs no goroutine. A
+// goroutine would cost a third of the time of a GET on loopback.
 func (c *calls) inTime(ctx context.Context) bool {
 	end, ok := ctx.Deadline()
 	return ok && c.deadlines && time.Until(end) <= maxLate
@@ -77,7 +81,7 @@ func detached[T any](ctx context.Context, c *calls, f func(context.Context) (T, 
 		value T
 		err   error
 	}
-	var parted atomic.Bool // set by both sides when they part; the second one undoes the count
+	var parted atomic.Bool // each side sets it at its end; the second side takes the call out of the count
 	done := make(chan result, 1)
 	go func() {
 		v, err := f(ctx)

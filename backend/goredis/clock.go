@@ -11,12 +11,12 @@ import (
 const (
 	// sampleEvery is how often Get and GetMany ask for the time if no Acquire has read it meanwhile.
 	sampleEvery = 30 * time.Second
-	// drift bounds how fast two clocks drift apart: 1/drift, 100 ppm, a bad quartz.
+	// Two clocks drift apart by at most 1/drift of the time that passes: 100 ppm, as with a bad quartz.
 	drift = 10_000
 )
 
-// A sample is one reading of the store's clock. Moments of this process are spans since a base. Only the monotonic
-// clock of the process has advanced since that base.
+// A sample is one reading of the store's clock. sent and got are moments of this process: spans since clock.base, by
+// the monotonic clock of the process.
 type sample struct {
 	sent, got time.Duration // by this process: the server read its clock in between
 	server    time.Time
@@ -29,8 +29,8 @@ type estimate struct {
 	at   time.Duration // when the sample was taken
 }
 
-// estimate returns the estimate of a single sample: the server read its clock in the middle of the round trip. The
-// largest error is half the round trip.
+// estimate returns the estimate of a single sample. It assumes that the server read its clock in the middle of the
+// round trip. So the largest error is half the round trip.
 func (s sample) estimate() estimate {
 	half := (s.got - s.sent) / 2
 	return estimate{zero: s.server.Add(-(s.sent + half)), err: half + time.Microsecond, at: s.got}
@@ -41,8 +41,8 @@ func (e estimate) errAt(now time.Duration) time.Duration {
 	return e.err + max(0, now-e.at)/drift
 }
 
-// or returns the better of e and a newer estimate: the one with the smaller error by now. If the two contradict each
-// other, it returns the newer one: the store's clock was set, or another server replied.
+// or returns e or a newer estimate, whichever has the smaller error by now. If the two estimates contradict each other,
+// the store's clock was set or another server replied. Then or returns the newer estimate.
 func (e estimate) or(newer estimate) estimate {
 	old := e.errAt(newer.at)
 	apart := newer.zero.Sub(e.zero).Abs()
@@ -64,7 +64,7 @@ type clock struct {
 // elapsed is the monotonic clock of this process.
 func (c *clock) elapsed() time.Duration { return time.Since(c.base) }
 
-// now is the store's clock, or the clock of this machine before the first sample.
+// now returns the time of the store's clock. Before the first sample, it returns the time of this machine.
 func (c *clock) now() time.Time {
 	if e := c.best.Load(); e != nil {
 		return e.zero.Add(c.elapsed())
@@ -72,7 +72,7 @@ func (c *clock) now() time.Time {
 	return c.base.Add(c.elapsed())
 }
 
-// due reports that a sample is needed. Only one caller at a time gets true.
+// due reports whether a sample is needed. Only one caller at a time gets true.
 func (c *clock) due() bool {
 	now, asked := c.elapsed(), c.asked.Load()
 	if asked != 0 && now-time.Duration(asked) < sampleEvery {

@@ -19,9 +19,9 @@
 //	refill:{b}:product/lock:42    who holds the lock of a user
 //	refill:{b}:product/fence:42   the last fencing token of that lock; lives a day after the lock was last taken
 //
-// where refill is the [Prefix] and b is the FNV-1a hash (32 bit) of "product:42" (or "product:red") modulo 1024, in
+// Here refill is the [Prefix], and b is the FNV-1a hash (32 bit) of "product:42" (or "product:red") modulo 1024, in
 // decimal. So all keys of a value are in one slot of a Cluster and on one shard of a Ring. A lease or lock without an
-// end counts as absent. A key of a foreign type does as well.
+// end counts as absent, and so does a key of a foreign type.
 //
 // Announcements are messages on one channel, refill:notes. Every process subscribes to it once. Their format is
 // described in announcement.go. An ACL user needs the keys refill:* and the channel refill:notes.
@@ -31,23 +31,24 @@
 // The lock is for efficiency; correctness comes from the claim. Every step is one command or one script, so the claim
 // is checked in the same atomic act that stores the value.
 //
-// What refill promises about Invalidate and about overtaken loads holds while Redis keeps the writes that it
+// The promises of refill about Invalidate and about overtaken loads hold as long as Redis keeps the writes that it
 // acknowledged. Two events can bring back an old value, for at most its remaining life: a failover that loses writes,
-// and a Ring shard that returns with the data it had when it went down. The fencing tokens of users' locks are never
-// below the microseconds of Redis' clock, so they rise even after such a loss.
+// and a Ring shard that returns with the data that the shard had when it went down. The fencing tokens of users' locks
+// are never below the microseconds of Redis' clock, so they rise even after such a loss.
 //
 // # Setting up the client
 //
-// Set ContextTimeoutEnabled in the client's options. Without it go-redis ignores the deadline of the ctx and waits for
-// a silent server until its ReadTimeout is over (3 s, four attempts). The Store then leaves such a call behind and
-// returns in time. That costs a goroutine per call. Clients that read from replicas are refused, see [Store.Check].
+// Set ContextTimeoutEnabled in the client's options. Without this option, go-redis ignores the deadline of the ctx and
+// waits for a silent server until its ReadTimeout is over (3 s, four attempts). The Store then leaves such a call
+// behind and returns in time. This costs a goroutine per call. Clients that read from replicas are refused, see
+// [Store.Check].
 //
-// While there is a subscriber (every Loader is one), the Store has a small client of its own, made from the Options of
-// the given client. It carries the subscription and the renewals, which must not queue behind hundreds of GETs. Behind
-// Sentinel it carries the subscription only, because only the given client follows a failover. Hooks (AddHook) are not
-// copied to it.
+// While a Store has a subscriber (every Loader is one), it keeps a small client of its own, with the Options of the
+// given client. This client carries the subscription and the renewals of leases, so that a renewal does not queue
+// behind hundreds of GETs. Behind Sentinel, renewals stay on the given client, because the small client does not learn
+// of a failover and would renew leases at the old master. Hooks (AddHook) are not copied to the small client.
 //
-// A client of another type works as well if it embeds *redis.Client, *redis.ClusterClient or *redis.Ring. A type that
-// hides its client shares its connections with the Store. A Ring must not be hidden. Close the Loaders before the
-// client.
+// A client of your own type also works if the type embeds *redis.Client, *redis.ClusterClient or *redis.Ring. If the
+// type hides its client, the Store makes no small client and uses the connections of the given one. A Ring must not be
+// hidden. Close the Loaders before the client.
 package goredis

@@ -59,9 +59,9 @@ func content(cmd *redis.StringCmd) ([]byte, error) {
 	return nil, err
 }
 
-// readAll reads many Redis keys in one pipeline, and the server's clock if that is due. It does not use MGET, which a
-// Cluster refuses for keys of different slots. On a Ring any shard answers TIME: the clocks of shards are assumed to
-// agree, as they do under NTP. If one key cannot be read, readAll fails.
+// readAll reads many Redis keys in one pipeline. If due is set, it also reads the server's clock. It does not use MGET,
+// because a Cluster refuses MGET for keys of different slots. On a Ring, TIME goes to any shard: the clocks of all
+// shards are assumed to agree, as they do under NTP. If one key cannot be read, readAll fails.
 func (s *Store) readAll(ctx context.Context, all []string, due bool) ([][]byte, error) {
 	p, reads := s.client.Pipeline(), make([]*redis.StringCmd, len(all))
 	for i, k := range all {
@@ -88,20 +88,19 @@ func (s *Store) readAll(ctx context.Context, all []string, due bool) ([][]byte, 
 	return contents, nil
 }
 
-// leaseMargin is how many milliseconds longer than our own lease another lease may live, because another node may have
-// a larger LockTTL. A lease that lives longer than that was taken before the server's clock was set back, and counts as
-// free: a holder that still runs has renewed it since, and one that has not may have died. If this is wrong, it costs
-// one extra load.
+// leaseMargin is in milliseconds. Another node may have a larger LockTTL, so its lease may outlive a new one of ours by
+// this much. A lease that lives even longer counts as free: it is from before the server's clock was set back, and a
+// running holder would have renewed it since. If the holder runs nevertheless, the cost is one extra load.
 const leaseMargin = 60_000
 
-// Acquire implements driver.Store. A background refresh asks with a plain command first: in a fleet nearly all of them
-// lose and give up.
+// Acquire implements driver.Store. A background refresh sends a plain command before the script: in a fleet, nearly all
+// background refreshes find the lease taken and give up.
 func (s *Store) Acquire(ctx context.Context, r driver.AcquireRequest) (driver.AcquireResult, error) {
 	k := s.keys(r.Key)
 	return call(ctx, &s.calls, "acquire", func(ctx context.Context) (driver.AcquireResult, error) {
 		if r.Mode == driver.Try {
-			// Not SetNX of go-redis: if the client repeats a command whose reply was lost, SetNX reports our own lease as
-			// that of another fill.
+			// SetNX of go-redis would report our own lease as that of another fill if the client repeats a command whose reply
+			// was lost. Here GET makes SET return the token in the lease.
 			lease, err := s.client.Do(ctx, "set", k.lease(), r.Token, "nx", "get", "px", millis(r.LeaseTTL)).Text()
 			switch holder := holderOf(lease); {
 			case err == nil && holder != "" && holder != r.Token:
@@ -114,7 +113,7 @@ func (s *Store) Acquire(ctx context.Context, r driver.AcquireRequest) (driver.Ac
 	})
 }
 
-// acquire runs the script. It works as well if the token has the lease already.
+// acquire runs the script. The lease may already belong to the token.
 func (s *Store) acquire(ctx context.Context, k keys, r driver.AcquireRequest) (driver.AcquireResult, error) {
 	force := "0"
 	if r.Mode == driver.Force {
@@ -178,7 +177,8 @@ func holderOf(lease string) string {
 	return strings.TrimSuffix(lease, "+")
 }
 
-// life converts a PTTL. Redis rounds down to 0, but a Left of 0 says that the remaining life was not asked for.
+// life converts a PTTL. It never returns 0: Redis rounds a PTTL down to 0, but a Left of 0 means that the remaining
+// life was not requested.
 func life(pttl int64) time.Duration {
 	return time.Duration(max(pttl, 1)) * time.Millisecond
 }
@@ -232,7 +232,7 @@ func (s *Store) Release(ctx context.Context, key, token string) error {
 	return s.free(ctx, "release", releaseScript, key, token)
 }
 
-// free runs a script that frees lease and claim of a token.
+// free runs a script that frees the lease and the claim of a token.
 func (s *Store) free(ctx context.Context, step string, x script, key, token string, more ...any) error {
 	k := s.keys(key)
 	_, err := call(ctx, &s.calls, step, func(ctx context.Context) (any, error) {
@@ -251,7 +251,8 @@ func (s *Store) Expire(ctx context.Context, by string, keys ...string) error {
 	return s.changeKeys(ctx, "expire", expireScript, by, keys)
 }
 
-// changeKeys runs a script that announces, once for each key. One key that fails does not stop the others.
+// changeKeys runs a script once for each key. Each run makes an announcement. If one key fails, the remaining keys are
+// still changed.
 func (s *Store) changeKeys(ctx context.Context, step string, x script, by string, keys []string) error {
 	if len(keys) == 0 {
 		return nil
@@ -263,7 +264,8 @@ func (s *Store) changeKeys(ctx context.Context, step string, x script, by string
 	return s.announceMany(ctx, step, x, by, keys[0], all)
 }
 
-// announceMany runs a script that announces, once for each invocation. first is the key or tag of the first invocation.
+// announceMany runs a script once for each invocation. Each run makes an announcement. first is the key or tag of the
+// first invocation.
 func (s *Store) announceMany(ctx context.Context, step string, x script, by, first string, all []invocation) error {
 	s.pubsub.selfCheck.expect(first, by)
 	_, err := call(ctx, &s.calls, step, func(ctx context.Context) (struct{}, error) {

@@ -19,7 +19,7 @@ type Store struct {
 	client   client
 	prefix   string
 	calls    calls // of the client given to New
-	renewals calls // of the Store's own client, see pubsub.onOwnClient; always cut short at once
+	renewals calls // of the Store's own client, see pubsub.onOwnClient; return at once when ctx ends
 	clock    clock
 	pubsub   pubsub
 }
@@ -29,8 +29,8 @@ var (
 	_ driver.Locks = (*Store)(nil)
 )
 
-// client is the part of redis.UniversalClient that the Store uses. UniversalClient grows with each release; this does
-// not.
+// client is the part of redis.UniversalClient that the Store uses. Each release of go-redis may add methods to
+// UniversalClient, but not to client.
 type client interface {
 	Do(ctx context.Context, args ...any) *redis.Cmd
 	Get(ctx context.Context, key string) *redis.StringCmd
@@ -72,8 +72,8 @@ func New(c redis.UniversalClient, opts ...Option) *Store {
 // that reads from replicas (a read may be older than an Invalidate that has returned), or a prefix that does not fit
 // into keys.
 //
-// Check cannot recognise a Sentinel client with ReplicaOnly. A driver.Warning reports it once the Store has a
-// subscription, and also a server older than 7.0 and the eviction policy volatile-ttl.
+// Check cannot recognise a Sentinel client with ReplicaOnly, a server older than 7.0 or the eviction policy
+// volatile-ttl. Once the Store has a subscription, a driver.Warning reports each of them.
 func (s *Store) Check() error { return s.calls.refused }
 
 func check(c redis.UniversalClient, prefix string) error {
@@ -83,7 +83,7 @@ func check(c redis.UniversalClient, prefix string) error {
 	if o, ok := c.(clusterClient); ok {
 		o := o.Options()
 		switch lag := "goredis: client: ClusterOptions.%s: reads from replicas, which lag behind"; {
-		case o.RouteByLatency: // go-redis sets ReadOnly as well for this one and the next
+		case o.RouteByLatency: // go-redis also sets ReadOnly for RouteByLatency and RouteRandomly
 			return fmt.Errorf(lag, "RouteByLatency")
 		case o.RouteRandomly:
 			return fmt.Errorf(lag, "RouteRandomly")
@@ -98,20 +98,23 @@ func check(c redis.UniversalClient, prefix string) error {
 	return nil
 }
 
-// isNil also recognises an interface that holds a nil pointer.
+// isNil reports whether c is nil or holds a nil pointer.
 func isNil(c redis.UniversalClient) bool {
 	v := reflect.ValueOf(c)
 	return c == nil || v.Kind() == reflect.Pointer && v.IsNil()
 }
 
-// Now returns the clock of Redis as far as this process knows it, or the clock of this machine before the first call.
+// Now returns the time of Redis' clock, as far as this process knows it. Before the first call, it returns the time of
+// this machine.
 func (s *Store) Now() time.Time { return s.clock.now() }
 
-// Subscribe implements driver.Store. The first subscriber opens the one subscription of the Store. stop of the last one
-// closes it. If the subscription works already, handle is called with Subscribed before Subscribe returns.
+// Subscribe implements driver.Store. The first subscriber opens the one subscription of the Store. The stop of the last
+// subscriber closes the subscription. If the subscription already works, handle is called with Subscribed before
+// Subscribe returns.
 //
-// Announcements are delivered one at a time per Store, so a slow handle delays all of them. handle may call the Store,
-// Subscribe and Watch included. It must not call its own stop, which would wait for itself.
+// Announcements are delivered one at a time per Store, so a slow handle delays all of them. handle may call any method
+// of the Store, including Subscribe and Watch. handle must not call its own stop, because stop waits until handle has
+// returned.
 func (s *Store) Subscribe(name string, handle func(driver.Announcement)) (stop func()) {
 	if s.calls.refused != nil {
 		return func() {}

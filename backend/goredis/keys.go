@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// buckets is how many hash tags the keys of a prefix are spread over. Everything in this file is the key format and is
-// final: with another format, two releases in one fleet would see neither each other's values nor each other's locks.
+// buckets is how many hash tags the keys of a prefix are spread over. This file defines the key format, which is final.
+// If two releases in one fleet had different formats, neither would see the values and locks of the other.
 const buckets = 1024
 
 // keys are the Redis keys of one "name:key".

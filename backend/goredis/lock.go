@@ -11,9 +11,9 @@ import (
 // This file implements users' locks. The lock is for efficiency; correctness comes from the fencing token, if the
 // resource checks it.
 
-// keepFence is how long the counter of fencing tokens lives after its lock was last taken. It need not live longer: a
-// token is never below the microseconds of Redis' clock. So a new counter starts above all tokens of the old one,
-// unless that clock was meanwhile set back by more than keepFence.
+// keepFence is how long the counter of fencing tokens lives after its lock was last taken. The counter need not live
+// longer, because a token is never below the microseconds of Redis' clock. So a new counter starts above all tokens of
+// the old counter, unless Redis' clock was meanwhile set back by more than keepFence.
 const keepFence = 24 * time.Hour
 
 // TryLock implements driver.Locks.
@@ -50,8 +50,8 @@ func (s *Store) Extend(ctx context.Context, key, token string, ttl time.Duration
 	})
 }
 
-// Unlock implements driver.Locks. If a client repeats it because the reply was lost, the second reply says that the
-// lock did not belong to the token.
+// Unlock implements driver.Locks. If a client repeats the call because the reply was lost, the second reply says that
+// the lock did not belong to the token.
 func (s *Store) Unlock(ctx context.Context, key, token string) (mine bool, err error) {
 	k := s.keys(key)
 	return call(ctx, &s.calls, "unlock", func(ctx context.Context) (bool, error) {
@@ -59,7 +59,7 @@ func (s *Store) Unlock(ctx context.Context, key, token string) (mine bool, err e
 	})
 }
 
-// Watch implements driver.Locks. It uses the subscription of the Store, and opens it if there is none. Once the
+// Watch implements driver.Locks. It uses the subscription of the Store, and opens one if none runs. Once the
 // subscription works, every Watch is woken once, because an announcement may have been missed before.
 func (s *Store) Watch(key string) (wake <-chan struct{}, stop func()) {
 	if s.calls.refused != nil {

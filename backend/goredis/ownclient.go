@@ -16,13 +16,14 @@ type (
 	clusterClient interface{ Options() *redis.ClusterOptions }
 	ringClient    interface {
 		Options() *redis.RingOptions
-		GetShardClients() []*redis.Client // those that are up
+		GetShardClients() []*redis.Client // the shards that are up
 		GetShardClientForKey(key string) (*redis.Client, error)
 	}
 )
 
-// reloader is a Cluster client. By itself it learns up to ten seconds late that a master which does not answer was
-// replaced: it reads the slots again when a server redirects it, and a server that is down does not.
+// reloader is a Cluster client. go-redis reads the slots again when a server redirects a call, but a server that is
+// down redirects none. So go-redis learns up to ten seconds late that such a master was replaced. Here the Store calls
+// ReloadState after a call that failed.
 type reloader interface{ ReloadState(ctx context.Context) }
 
 // obeysDeadlines reports whether the client gives up a socket when the deadline of its ctx passes.
@@ -38,16 +39,17 @@ func obeysDeadlines(c redis.UniversalClient) bool {
 	return false
 }
 
-// ownClient is the small client of a subscription. It exists in addition to the user's client for two reasons: a
-// renewal does not queue behind hundreds of GETs, and everything that the subscription started ends with it.
+// ownClient is the small client of a subscription. There are two reasons not to use the user's client. A renewal on the
+// small client does not queue behind hundreds of GETs. And everything that the subscription has started ends with the
+// subscription.
 //
-// It is made from the options of the user's client, including the dialer of a Sentinel client, which knows the master.
-// For a Ring it is one client per shard, and the user's Ring still says which shards are up and which shard has a key.
-// A client that shows no options is used itself.
+// The small client is made from the options of the user's client. The options of a Sentinel client include a dialer
+// that knows the master. On a Ring there is one small client per shard, and the user's Ring says which shards are up
+// and which shard has a key. If the user's client shows no options, it is used itself.
 //
-// Behind Sentinel it serves the subscription only, not renewals. Sentinel does not notify it of a failover, so its
-// connections stay at a replaced master. That master goes on renewing leases until Sentinel demotes it, some ten
-// seconds later.
+// Behind Sentinel, the small client carries only the subscription, and renewals stay on the user's client. Sentinel
+// does not notify the small client of a failover, so its connections stay at the replaced master. The replaced master
+// goes on renewing leases until Sentinel demotes it, some ten seconds later.
 type ownClient struct {
 	subscription context.Context
 	userClient   redis.UniversalClient
@@ -68,7 +70,7 @@ func newOwnClient(subscription context.Context, user redis.UniversalClient) *own
 	switch user := user.(type) {
 	case singleClient:
 		o.client = cloneSingle(subscription, user.Options())
-		o.sentinel = user.Options().Addr == "FailoverClient" // the address that go-redis gives to each of them
+		o.sentinel = user.Options().Addr == "FailoverClient" // the address that go-redis gives to each Sentinel client
 	case clusterClient:
 		o.client = cloneCluster(subscription, user.Options())
 		o.sentinel = user.Options().ClusterSlots != nil // NewFailoverClusterClient, or the user's own function
@@ -78,8 +80,8 @@ func newOwnClient(subscription context.Context, user redis.UniversalClient) *own
 	return o
 }
 
-// cloneSingle makes a small client from the options of a big one. Those have their defaults filled in: there 0 retries
-// means none, while for a new client 0 means the default.
+// cloneSingle makes a small client from the options of a big one. go-redis has filled the defaults into these options,
+// so a MaxRetries of 0 in them means no retry. For a new client 0 would mean the default, and no retry is -1.
 func cloneSingle(subscription context.Context, o *redis.Options) *redis.Client {
 	small := *o
 	small.PoolSize, small.MinIdleConns, small.MaxIdleConns, small.MaxActiveConns = 2, 0, 0, 0
@@ -115,8 +117,8 @@ func cloneCluster(subscription context.Context, o *redis.ClusterOptions) *redis.
 	return redis.NewClusterClient(&small)
 }
 
-// noMaintenance turns off maintenance notifications, which a small client does not need. It also turns off the lookup
-// of the server's name, which ignores its ctx.
+// noMaintenance turns off maintenance notifications, which a small client does not need. It also turns off their lookup
+// of the server's name, because go-redis ignores the ctx there.
 func noMaintenance() *maintnotifications.Config {
 	return &maintnotifications.Config{
 		Mode:         maintnotifications.ModeDisabled,
@@ -124,7 +126,8 @@ func noMaintenance() *maintnotifications.Config {
 	}
 }
 
-// dialOnce stops a pool from dialing five times in a row, with pauses that outlast the subscription.
+// dialOnce makes a pool dial once. By default, a pool of go-redis dials five times in a row, with pauses that outlast
+// the subscription.
 func dialOnce(o *redis.Options) {
 	o.DialerRetries, o.DialerRetryTimeout = 1, time.Nanosecond
 }
@@ -149,8 +152,9 @@ func (o *ownClient) forKey(key string) client {
 	return o.userClient
 }
 
-// servers returns the servers to subscribe at: on a Ring every shard that is up, because each shard announces what
-// happens to its own keys. Otherwise one is enough, because the servers pass announcements on to each other.
+// servers returns the servers to subscribe at. On a Ring, it returns every shard that is up, because each shard
+// announces only what happens to its own keys. Elsewhere it returns one server, because the servers pass announcements
+// on to each other.
 func (o *ownClient) servers() []client {
 	ring, ok := o.userClient.(ringClient)
 	switch {
@@ -178,7 +182,7 @@ func (o *ownClient) servers() []client {
 	return all
 }
 
-// changed reports whether other shards of a Ring are up than servers returned.
+// changed reports whether the shards of a Ring that are up differ from those that servers last returned.
 func (o *ownClient) changed() bool {
 	ring, ok := o.userClient.(ringClient)
 	if !ok {
@@ -210,9 +214,9 @@ func (o *ownClient) close() {
 
 type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// boundDialer makes connections that end with the subscription. Its dials end with the subscription or with their ctx.
-// go-redis has dialers that obey neither (TLS), reads that nothing interrupts, and a PubSub that reconnects when it
-// should not.
+// boundDialer returns a dialer whose connections are closed when the subscription ends. A dial returns when the
+// subscription or the ctx of the dial ends. go-redis alone would go on: its TLS dialer obeys neither, nothing
+// interrupts its reads, and its PubSub reconnects when it should not.
 func boundDialer(subscription context.Context, dial dialer) dialer {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		if err := ctx.Err(); err != nil {
@@ -248,8 +252,8 @@ func boundDialer(subscription context.Context, dial dialer) dialer {
 	}
 }
 
-// closedConn is the result of a dial after the subscription has ended. An error would make the pool wait, log it and
-// dial again.
+// closedConn returns a closed connection, for a dial after the subscription has ended. If the dial returned an error,
+// the pool of go-redis would wait, log the error and dial again.
 func closedConn() net.Conn {
 	conn, other := net.Pipe()
 	other.Close()

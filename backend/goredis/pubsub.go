@@ -12,25 +12,26 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// watchDelay is how long the first Watch waits before it opens a subscription. It is longer than taking a free lock
-// takes, so only callers that have to wait for a lock cause a subscription.
+// watchDelay is how long the first Watch waits before it opens a subscription. A free lock is taken in less time, so
+// only a caller that has to wait for a lock causes a subscription.
 const watchDelay = 5 * time.Millisecond
 
 // pubsub passes announcements to subscribers and watchers, its users. While it has users, one subscription runs, see
 // subscription.go.
 //
 // handle functions run without a mutex held, because they may call code of the user. Announcements are delivered one at
-// a time, in order of arrival, on the goroutine that read them. Only the state at the moment of subscribe is delivered
-// by subscribe itself, even while another delivery is running. subscribe must not wait for that delivery: the running
-// handle may have called subscribe, or may wait for the goroutine that did. In every case, the calls of one handle are
-// made one at a time, and none after its stop has returned.
+// a time, in order of arrival, on the goroutine that read them. There is one exception: subscribe itself delivers the
+// current state to the new listener, even while another delivery is running. subscribe must not wait for the running
+// delivery, because its handle may have called subscribe, or may wait for the goroutine that called subscribe. In every
+// case, the calls of one handle are made one at a time. After its stop has returned, no call is made.
 //
-// Lock order: life, mu, selfCheck.mu; and delivery, mu. life and delivery are never taken while mu is held.
+// Lock order: life before mu, delivery before mu, mu before selfCheck.mu. life and delivery are never taken while mu is
+// held.
 type pubsub struct {
 	userClient redis.UniversalClient
 	channel    string
 
-	own       atomic.Pointer[ownClient] // of the running subscription, which alone writes it; nil if none runs
+	own       atomic.Pointer[ownClient] // written only by the running subscription; nil if none runs
 	selfCheck selfCheck
 
 	life  sync.Mutex // guards the next three; one start or end of the subscription at a time
@@ -38,17 +39,17 @@ type pubsub struct {
 	end   context.CancelFunc
 	ended chan struct{}
 
-	// delivery is full while an announcement is delivered. It is a channel for its fairness: a flood of announcements from
-	// one shard of a Ring must not hold up those of the others.
+	// delivery is full while an announcement is delivered. It is a channel because a channel is fair: a flood of
+	// announcements from one shard of a Ring must not hold up the announcements of another shard.
 	delivery chan struct{}
 
 	mu        sync.Mutex              // guards all below; released while a handle runs
-	state     driver.AnnouncementKind // Subscribed, Disconnected, or 0 before the first of them in a subscription
+	state     driver.AnnouncementKind // 0 when a subscription begins, then Subscribed or Disconnected
 	warnings  []error                 // about the server, found by this subscription
 	listeners map[*listener]struct{}
 	watchers  map[string]map[chan struct{}]struct{} // by "name:key"; each channel holds one wake-up
 
-	returned sync.Cond // on mu; a handle has returned
+	returned sync.Cond // on mu; signals that a handle has returned
 }
 
 type listener struct {
@@ -82,8 +83,8 @@ func (p *pubsub) addUser(delay time.Duration) {
 	}()
 }
 
-// removeUser counts one user fewer. The last one ends the subscription and waits until it has ended. It may wait with
-// life held: there is no listener any more, so no handle runs that could wait for life.
+// removeUser counts one user fewer. For the last user, it ends the subscription and waits until the subscription has
+// ended. It can wait with life held: no listener is left, so no handle runs that could wait for life.
 func (p *pubsub) removeUser() {
 	p.life.Lock()
 	defer p.life.Unlock()
@@ -112,7 +113,7 @@ func (p *pubsub) subscribe(name string, handle func(driver.Announcement)) (stop 
 	})
 }
 
-// removeListener returns when the listener's handle no longer runs.
+// removeListener removes the listener and returns when its handle no longer runs.
 func (p *pubsub) removeListener(l *listener) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -141,7 +142,8 @@ func (p *pubsub) watch(key string) (wake <-chan struct{}, stop func()) {
 	})
 }
 
-// setSubscribed announces that the subscription works. The readers start after it.
+// setSubscribed announces that the subscription works. The goroutines that read the connections start after it has
+// returned.
 func (p *pubsub) setSubscribed() {
 	p.wakeWatchers()
 	p.startDelivery()
@@ -151,7 +153,7 @@ func (p *pubsub) setSubscribed() {
 	p.deliver("", driver.Announcement{Kind: driver.Subscribed})
 }
 
-// setDisconnected announces, once, that it does not work.
+// setDisconnected announces, once, that the subscription does not work.
 func (p *pubsub) setDisconnected(err error) {
 	p.startDelivery()
 	defer p.endDelivery()
@@ -176,7 +178,7 @@ func (p *pubsub) warn(err error) {
 	p.deliver("", driver.Announcement{Kind: driver.Warning, Err: err})
 }
 
-// reset is called at the end of a subscription.
+// reset clears the state of a subscription that has ended.
 func (p *pubsub) reset() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -218,7 +220,7 @@ func (p *pubsub) deliver(name string, a driver.Announcement) {
 		}
 	}
 	for _, l := range to {
-		for l.handling { // subscribe still calls it
+		for l.handling { // subscribe is still calling this handle
 			p.returned.Wait()
 		}
 		if _, ok := p.listeners[l]; ok {
@@ -227,7 +229,7 @@ func (p *pubsub) deliver(name string, a driver.Announcement) {
 	}
 }
 
-// call runs the handle of a listener. It leaves pubsub in order even if the handle panics.
+// call runs the handle of a listener. If the handle panics, pubsub stays usable.
 func (p *pubsub) call(l *listener, a driver.Announcement) {
 	l.handling = true
 	p.mu.Unlock()
@@ -239,7 +241,7 @@ func (p *pubsub) call(l *listener, a driver.Announcement) {
 	l.handle(a)
 }
 
-// wakeWatchers wakes all watchers: they may have missed an unlock.
+// wakeWatchers wakes all watchers, because they may have missed an unlock.
 func (p *pubsub) wakeWatchers() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -264,9 +266,9 @@ func signal(watchers map[chan struct{}]struct{}) {
 	}
 }
 
-// onOwnClient runs f on the Store's own client. It runs f on the user's client if no subscription runs, if the
-// subscription has just ended, or if the own client cannot get a connection: go-redis then fails its calls at once for
-// a second.
+// onOwnClient runs f on the Store's own client. If no subscription runs, or if f fails before ctx ends, it runs f on
+// the user's client. f fails if the subscription has just ended, or if the own client cannot get a connection: go-redis
+// then fails the calls of that client at once for a second.
 func (p *pubsub) onOwnClient(ctx context.Context, k keys, f func(client) (bool, error)) (bool, error) {
 	if own := p.own.Load(); own != nil {
 		mine, err := f(own.forKey(k.value()))

@@ -71,7 +71,7 @@ func TestHandleMayCallTheStore(t *testing.T) {
 	within(t, "stop", func() { stopInner(); stop() })
 }
 
-// A handle may wait for another goroutine, which uses the Store meanwhile.
+// A handle may wait for another goroutine that uses the Store meanwhile.
 func TestStoreIsUsableWhileHandleBlocks(t *testing.T) {
 	s := connectingStore(t)
 	stopOther := s.Subscribe("product", func(driver.Announcement) {})
@@ -203,7 +203,8 @@ func TestStopWaitsForHandle(t *testing.T) {
 	}
 }
 
-// Announcements are delivered one at a time per Store. Every listener receives those of each connection in order.
+// Announcements are delivered one at a time per Store. Every listener receives the announcements of each connection in
+// order.
 func TestDeliveriesAreSerialised(t *testing.T) {
 	const connections, announcements = 4, 200
 	s := connectingStore(t)

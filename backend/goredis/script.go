@@ -70,8 +70,8 @@ var (
 	unlockScript     = newScript(luaUnlock)
 )
 
-// run runs the script. It sends the source if the server does not know the script: after a restart, a failover or a
-// flush.
+// run runs the script. If the server does not know the script, run sends the source. This happens after a restart, a
+// failover or a flush.
 func (x script) run(ctx context.Context, c client, keys []string, args ...any) *redis.Cmd {
 	cmd := c.EvalSha(ctx, x.hash, keys, args...)
 	if unknown(cmd) {

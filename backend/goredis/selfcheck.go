@@ -7,21 +7,20 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// selfCheck notices a subscription that works but receives nothing: at a master that Sentinel has replaced and not
-// notified yet, or at a node that the others of a Cluster cannot reach. Such a server still answers PING. But the
-// announcements of this process must come back to it. selfCheck waits for one of them at a time, which is enough to
-// notice.
+// selfCheck finds a subscription that is connected but receives nothing: its server is a master that Sentinel has
+// replaced but not yet told so, or a Cluster node that the others cannot reach. Such a server still answers PING. So
+// selfCheck waits until the subscription receives an announcement of this process itself, one at a time.
 type selfCheck struct {
 	mu         sync.Mutex // guards all below; may be taken while pubsub.mu is held
 	subscribed bool
 	waiting    bool // for the announcement with this key and token
 	key, token string
-	since      time.Time // when the server confirmed it; zero before that
+	since      time.Time // when the server confirmed that announcement; zero before that
 	lastOwn    time.Time // when an announcement of this process was last received, or the subscription began
 }
 
-// selfCheckEvery: if no announcement of this process was received for so long, its next publication is announced even
-// if no caller waits for it.
+// If this process has received none of its own announcements for selfCheckEvery, its next publication is announced even
+// if no caller waits for the value.
 const selfCheckEvery = 5 * time.Second
 
 // due reports whether the next publication should be announced for the sake of the check.
@@ -31,7 +30,7 @@ func (s *selfCheck) due(now time.Time) bool {
 	return s.subscribed && !s.waiting && now.Sub(s.lastOwn) >= selfCheckEvery
 }
 
-// reset starts again with a new subscription, or stops without one.
+// reset starts the check anew for a new subscription, or stops it if subscribed is false.
 func (s *selfCheck) reset(subscribed bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -47,7 +46,7 @@ func (s *selfCheck) expect(key, token string) {
 	}
 }
 
-// announced is called after the call. made says whether the announcement was certainly made.
+// announced is called after the call that makes the announcement. made says whether the server certainly made it.
 func (s *selfCheck) announced(key, token string, made bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -65,7 +64,7 @@ func (s *selfCheck) received(a driver.Announcement) {
 	}
 }
 
-// missing reports that an announcement has not come back for longer than a busy reader may lag.
+// missing reports whether an announcement has been missing for 2*silence. A busy reader lags less than that.
 func (s *selfCheck) missing(now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -14,9 +14,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// This file runs the one subscription, over many connections. go-redis would reconnect silently, and announcements
-// would be missed silently. So a connection that may have missed one is closed, all listeners are notified, and a new
-// one is made.
+// This file runs the one subscription, which outlives its connections. go-redis alone would reconnect silently, and
+// announcements would be missed silently. Here a connection that may have missed an announcement is closed, all
+// listeners are notified, and a new connection is made.
 
 const (
 	// silence is how long a connection may be quiet before it is sent a PING, and how long the reply may then take.
@@ -34,7 +34,7 @@ var (
 	errShards       = errors.New("the set of Ring shards that are up has changed")
 )
 
-// run is the life of a subscription: from the first user to the end of ctx, after the last user.
+// run runs a subscription. It starts with the first user and returns when ctx ends, after the last user has left.
 func (p *pubsub) run(ctx context.Context, delay time.Duration) {
 	if !sleep(ctx, delay) {
 		return
@@ -50,7 +50,7 @@ func (p *pubsub) run(ctx context.Context, delay time.Duration) {
 		if p.serve(ctx, own) > maxWait {
 			wait = minWait
 		}
-		// Half of the wait is random: thousands of processes lose a server at the same moment.
+		// Half of the wait is random, because thousands of processes lose a server at the same moment.
 		if !sleep(ctx, wait/2+rand.N(wait/2)) {
 			return
 		}
@@ -79,7 +79,7 @@ func (p *pubsub) serve(ctx context.Context, own *ownClient) time.Duration {
 	inner, cancel := context.WithCancel(ctx)
 	var tasks sync.WaitGroup
 	defer func() {
-		if ctx.Err() == nil { // before all else: the rest may take a moment
+		if ctx.Err() == nil { // first, because closing the links may take a moment
 			p.setDisconnected(fmt.Errorf("goredis: disconnected: %w", err))
 		}
 		cancel()
@@ -134,8 +134,8 @@ func (p *pubsub) connect(ctx context.Context, own *ownClient) (links []*link, er
 	return links, nil
 }
 
-// noReconnect returns a ctx that has ended. A PubSub checks whether its ctx has ended only before it reconnects, so
-// with this ctx it never does. For reads and writes it uses the deadline only.
+// noReconnect returns a ctx that has ended. A PubSub of go-redis checks only before a reconnect whether its ctx has
+// ended. So with this ctx, a PubSub never reconnects. Its reads and writes use only the deadline of the ctx.
 func noReconnect(deadline time.Duration) context.Context {
 	ctx, cancel := context.Background(), context.CancelFunc(nil)
 	if deadline > 0 {
@@ -147,8 +147,8 @@ func noReconnect(deadline time.Duration) context.Context {
 	return ctx
 }
 
-// read passes on what arrives until the connection breaks. It reads without a deadline: a deadline that passed in the
-// middle of a message would leave the other half to be read as the next message.
+// read passes on what arrives until the connection breaks. It reads without a deadline. If a deadline passed in the
+// middle of a message, the second half would be read as the next message.
 func (p *pubsub) read(l *link) error {
 	ctx := noReconnect(0)
 	for {

@@ -9,13 +9,13 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file implements tags. The state of a tag is text, "<invalidated> <expired>": microseconds since 1970 by the
-// server's clock, in decimal, 0 for never. It is part of the key format and is final. Tag states are compared with the
-// moments of claims. Another server of the Cluster or Ring may have given those: the clocks of servers are assumed to
-// agree.
+// This file implements tags. The state of a tag is the text "<invalidated> <expired>". Each of the two is in
+// microseconds since 1970 by the server's clock, in decimal, or 0 for never. The text is part of the key format and is
+// final. Tag states are compared with the moments of claims. A claim may be from another server of the Cluster or Ring,
+// so the clocks of all servers are assumed to agree.
 
-// Tags implements driver.Store. A state without an end counts as known, because GET does not see the difference.
-// EnsureTags gives it an end.
+// Tags implements driver.Store. A state without an end counts as known, because GET does not return the end. EnsureTags
+// gives such a state an end.
 func (s *Store) Tags(ctx context.Context, tags ...string) ([]driver.TagState, error) {
 	if len(tags) == 0 {
 		return nil, nil
@@ -77,8 +77,8 @@ func (s *Store) changeTags(ctx context.Context, step, kind, by string, keep time
 	return s.announceMany(ctx, step, changeTagScript, by, tags[0], all)
 }
 
-// parseTagState reads the text of a tag state. Text in any other form is an unknown tag, also to the scripts: they
-// replace it.
+// parseTagState reads the text of a tag state. Text in any other form means an unknown tag. The scripts do the same,
+// and replace such text.
 func parseTagState(text string) driver.TagState {
 	invalidated, expired, _ := strings.Cut(text, " ")
 	i, fine := parseMoment(invalidated)
@@ -89,7 +89,7 @@ func parseTagState(text string) driver.TagState {
 	return driver.TagState{Known: true, Invalidated: i, Expired: e}
 }
 
-// maxMoment is in the year 2255. Lua's numbers are exact up to there.
+// maxMoment is in the year 2255. Lua's numbers are exact up to this moment.
 const maxMoment = 9e15
 
 // parseMoment reads microseconds since 1970 in canonical form: no sign, no leading zero. 0 is the zero time.

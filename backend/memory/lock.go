@@ -7,7 +7,7 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// lock is one lock, and those who wait for it.
+// lock is one lock with its watchers.
 type lock struct {
 	holder   expiring
 	fence    uint64

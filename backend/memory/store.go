@@ -1,6 +1,6 @@
 // Package memory is the reference backend of refill, within one process. A Loader without Config.Shared uses it, and a
 // test of several nodes shares one [Store] between its Loaders. It follows the rules of package driver word for word,
-// so it is also the place to read what a store has to do.
+// so its code also shows what a store has to do.
 package memory
 
 import (
@@ -14,7 +14,7 @@ import (
 
 // Store implements [driver.Store] and [driver.Locks] in the memory of this process. It needs no closing.
 type Store struct {
-	base time.Time // the clock is base plus the monotonic time since then, so setting the wall clock does not move it
+	base time.Time // the clock is base plus the monotonic time since base, so setting the wall clock does not move it
 
 	mu        sync.Mutex // guards all below
 	items     map[string]*item
@@ -22,8 +22,8 @@ type Store struct {
 	lastTag   time.Time // when a tag was last invalidated or expired
 	locks     map[string]*lock
 	listeners map[*listener]struct{}
-	fence     uint64 // of the last lock taken, of any key: so it rises for each key
-	limit     int    // of items, and of tags; above it some are evicted
+	fence     uint64 // of the lock taken last, of any key; so the fences of each key rise
+	limit     int    // largest number of items, and of tags; random ones above it are evicted
 }
 
 var (
@@ -31,12 +31,12 @@ var (
 	_ driver.Locks = (*Store)(nil)
 )
 
-// item is all that is stored under one key.
+// item is what is stored under one key.
 type item struct {
 	value, lease, claim expiring
 }
 
-// expiring is data with an end. The zero value is nothing.
+// expiring is data that ends at until. The zero value means that there is no data.
 type expiring struct {
 	data    string
 	until   time.Time
@@ -44,7 +44,7 @@ type expiring struct {
 	began   time.Time // of a claim: when it was taken
 }
 
-// tagState is what is known of a tag until then. The zero value is nothing.
+// tagState is the state of a tag, kept until the moment until. The zero value is the state of an unknown tag.
 type tagState struct {
 	driver.TagState
 	until time.Time
@@ -68,7 +68,7 @@ func (s *Store) Check() error { return nil }
 // Now implements driver.Store: the clock of this process.
 func (s *Store) Now() time.Time { return s.base.Add(time.Since(s.base)) }
 
-// current returns the data, after dropping it if it has ended.
+// current first drops the data if it has ended, and then returns what is left.
 func (e *expiring) current(now time.Time) string {
 	if !now.Before(e.until) {
 		*e = expiring{}
@@ -151,7 +151,7 @@ func (s *Store) Acquire(ctx context.Context, r driver.AcquireRequest) (a driver.
 				s.announce(driver.Announcement{Kind: driver.Released, Key: r.Key, Token: r.Token})
 			}
 		case i.lease.data == "", i.lease.data == r.Token, failed && r.Mode == driver.Force:
-			if i.lease.data != r.Token { // otherwise keep its awaited mark
+			if i.lease.data != r.Token { // otherwise the lease keeps its awaited field
 				i.lease = expiring{data: r.Token, until: now.Add(r.LeaseTTL)}
 			}
 			if i.claim.data != r.Token {
@@ -188,7 +188,7 @@ func (s *Store) Publish(ctx context.Context, r driver.PublishRequest) (result dr
 	err = s.update(ctx, r.Key, func(i *item, now time.Time) {
 		if i.claim.data != r.Token || r.Token == "" || !r.Began.IsZero() && !r.Began.Equal(i.claim.began) {
 			if result = driver.Rejected; r.Token != "" && driver.RecordToken([]byte(i.value.data)) == r.Token {
-				result = driver.Stored // by an earlier try whose reply was lost
+				result = driver.Stored // it was stored by an earlier try whose reply was lost
 			}
 			s.release(i, r.Key, r.Token)
 			return
@@ -231,7 +231,7 @@ func (s *Store) release(i *item, key, token string) {
 	}
 }
 
-// free clears lease and claim, each if it belongs to the token, and reports whether one did.
+// free clears lease and claim, each if it belongs to the token, and reports whether it cleared at least one.
 func (i *item) free(token string) (had bool) {
 	for _, e := range [...]*expiring{&i.lease, &i.claim} {
 		if token != "" && e.data == token {
@@ -321,14 +321,14 @@ func (s *Store) afterTags(now time.Time) time.Time {
 	return now
 }
 
-// keep lets a state live until then at least.
+// keep makes a state live at least until the given moment.
 func (t *tagState) keep(until time.Time) {
 	if t.until.Before(until) {
 		t.until = until
 	}
 }
 
-// updateTags runs a step on the state of each tag, under the mutex, after dropping a state that has ended.
+// updateTags runs a step on the state of each tag, under the mutex. It first drops a state that has ended.
 func (s *Store) updateTags(
 	ctx context.Context, tags []string, step func(tag string, t *tagState, now time.Time),
 ) error {
@@ -353,8 +353,8 @@ func (s *Store) updateTags(
 	return nil
 }
 
-// evictTags drops tag states above the limit, in random order, but not the given one. Values with a dropped tag become
-// invalid.
+// evictTags drops tag states above the limit, in random order, but never the state of except. Values with a dropped tag
+// become invalid.
 func (s *Store) evictTags(except string) {
 	for tag := range s.tags {
 		if len(s.tags) <= s.limit {
@@ -419,7 +419,7 @@ func (s *Store) Subscribe(name string, handle func(driver.Announcement)) (stop f
 	})
 }
 
-// signal leaves a wake-up in a channel that holds one, unless it has one already.
+// signal puts a wake-up into a channel with room for one, unless the channel is full.
 func signal(c chan struct{}) {
 	select {
 	case c <- struct{}{}:

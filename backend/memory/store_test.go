@@ -10,7 +10,7 @@ import (
 )
 
 // In a bubble the clock stands still between two calls. A load that begins after the change of a tag is valid
-// nevertheless, and one that began before is not.
+// nevertheless, and a load that began before the change is invalid.
 func TestAcquireAfterATagChangeInABubble(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, ctx := New(), t.Context()

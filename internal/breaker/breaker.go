@@ -1,5 +1,5 @@
-// Package breaker is a circuit breaker around a [driver.Store]: a store that does not answer must not cost every Get a
-// time-out.
+// Package breaker is a circuit breaker around a [driver.Store]. Without it, a store that does not answer would cost
+// every Get a time-out.
 package breaker
 
 import (
@@ -21,12 +21,13 @@ const (
 var ErrOpen = errors.New("refill: the circuit breaker is open: the store did not answer")
 
 // Breaker opens after openAfter slow failures in a row. While it is open, the steps of a refill fail at once, until a
-// probe is answered. No caller pays for the probes.
+// probe is answered. The probes run on a goroutine of their own, so no caller waits for them.
 //
-// A failure that came at once does not count: it cost nothing, and the server that sent it (full, or a replica) may
-// still answer reads. Renewals, invalidations and the subscription pass through: they have a rhythm of their own.
+// A failure that came at once does not count: it cost no time, and the server that sent it (a full one, or a replica)
+// may still answer reads. Renewals, invalidations and the subscription bypass the breaker, because they are repeated at
+// intervals of their own.
 //
-// Each Loader has its own Breaker, in memory: a breaker must not depend on what it guards.
+// Each Loader has its own Breaker, in memory: a breaker must not depend on the store that it guards.
 type Breaker struct {
 	driver.Store
 	timeout  time.Duration // of a call and of a probe
@@ -55,7 +56,7 @@ func New(s driver.Store, timeout time.Duration, onOpen func(error), onClosed fun
 // Open reports whether the breaker is open.
 func (b *Breaker) Open() bool { return b.open.Load() }
 
-// trip opens the breaker. The probe reads key: if a part of the store is gone, key belongs to that part.
+// trip opens the breaker. The probe reads key. If only a part of the store is down, key is in that part.
 func (b *Breaker) trip(key string, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -73,7 +74,7 @@ func (b *Breaker) trip(key string, err error) {
 	})
 }
 
-// probe asks until the store answers.
+// probe reads key at intervals until the store answers. Then it closes the breaker.
 func (b *Breaker) probe(key string) {
 	timer := time.NewTimer(probeEvery)
 	defer timer.Stop()
@@ -97,7 +98,7 @@ func (b *Breaker) probe(key string) {
 	}
 }
 
-// Probe makes an open breaker probe at once: the store may be back.
+// Probe makes an open breaker probe at once. It is called when the store may be back.
 func (b *Breaker) Probe() {
 	select {
 	case b.recheck <- struct{}{}:

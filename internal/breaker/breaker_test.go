@@ -172,7 +172,7 @@ func TestProbeClosesTheBreaker(t *testing.T) {
 func TestProbeAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, ctx := newWorld(t, timeout), t.Context()
-		w.Probe() // while it is closed: this says nothing about the time after it has opened
+		w.Probe() // a Probe of a closed breaker has no effect after the breaker has opened
 		for range openAfter {
 			_, _ = w.Get(ctx, "thing:k")
 		}
@@ -191,7 +191,7 @@ func TestProbeAtOnce(t *testing.T) {
 	})
 }
 
-// A failure that comes at once costs nothing and does not count. A success ends the row.
+// A failure that comes at once costs nothing and does not count. A success ends a row of failures.
 func TestWhatDoesNotOpenTheBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quick, slow, ctx := newWorld(t, timeout/10-1), newWorld(t, timeout), t.Context()

@@ -7,7 +7,8 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// The steps of a refill go through the breaker. The other methods of driver.Store are those of the store itself.
+// The methods in this file, which are the steps of a refill, go through the breaker. All other methods of driver.Store
+// are promoted from the store, so they bypass the breaker.
 
 // call makes one call of the store, unless the breaker is open.
 func call[T any](b *Breaker, key string, f func() (T, error)) (T, error) {
@@ -73,7 +74,8 @@ func callErr(b *Breaker, key string, f func() error) error {
 	return err
 }
 
-// first is the key to probe if a call has many. A tag is probed as the key of the same text: a store places both alike.
+// first returns the key to probe for a call with many keys. A tag is probed as if it were a key: a store places a tag
+// where it places the key with the same text.
 func first(keys []string) string {
 	if len(keys) == 0 {
 		return ""

@@ -1,8 +1,8 @@
-// Package flight lets many callers of one key share one call. It knows who is in a flight and nothing of what the
-// flight does: callers join, wait and leave, the call delivers an answer, and the flight ends.
+// Package flight lets many callers of one key share one call. Callers join a flight, wait and leave. The call delivers
+// an answer, and the flight ends. The package does not know what the call does.
 //
-// golang.org/x/sync/singleflight cannot carry what is promised here: callers that leave on their own, a context that
-// ends with the last of them, an early answer from a call that goes on, and a group that can be closed.
+// golang.org/x/sync/singleflight lacks four things that this package promises: a caller can leave alone, the context
+// ends when the last caller has left, a call can answer early and go on, and a group can be closed.
 package flight
 
 import (
@@ -23,8 +23,8 @@ var (
 
 // Flight is the one call for a key that callers share. A is its answer, M a message about its key.
 //
-// The leader owns a flight: it calls Launch or End, once. The methods without a comment about others belong to the
-// goroutine that runs the call; ownership passes with Launch.
+// The leader owns a flight, and calls Launch or End once. Launch passes the ownership to the goroutine that runs the
+// call. Only the owner calls a method of the flight, unless the comment of the method names another caller.
 type Flight[A, M any] struct {
 	group   *Group[A, M]
 	key     string
@@ -39,18 +39,18 @@ type Flight[A, M any] struct {
 	ready   chan struct{} // closed when answer can be read
 	answer  A             // written before ready is closed, by the call or by the timer
 
-	done     chan struct{} // closed when the flight has ended; the next two are read after that only
+	done     chan struct{} // closed when the flight has ended; final and finished are read only after that
 	final    A
 	finished bool // final is set
 
-	timer *time.Timer // delivers an answer that the call replaces if it is fast enough
+	timer *time.Timer // delivers a prepared answer, unless the call delivers one first
 
 	// Guarded by group.mu.
 	waiters    int  // callers that have joined and not left
 	background bool // the flight goes on without waiters
 	hurried    bool // an urgent caller has joined
 
-	// Made by Listen: most flights end before they need them.
+	// Listen makes the next two. Most flights end without them.
 	inbox  chan M        // messages are hints, so a full inbox loses nothing
 	urgent chan struct{} // closed when an urgent caller has joined
 }
@@ -58,7 +58,7 @@ type Flight[A, M any] struct {
 // Context ends when the last caller has left, and after Abort. It has the values of the leader's context.
 func (f *Flight[A, M]) Context() context.Context { return f.ctx }
 
-// Values is Context without its end: for what must be done after the callers have left.
+// Values returns a context with the values of Context that never ends. It is for work after the callers have left.
 func (f *Flight[A, M]) Values() context.Context { return f.values }
 
 // Deliver answers the callers. Only the first answer counts. The flight may go on.
@@ -69,7 +69,7 @@ func (f *Flight[A, M]) Deliver(a A) {
 	})
 }
 
-// DeliverAfter delivers a after d, unless a better answer comes first. The first DeliverAfter counts.
+// DeliverAfter delivers a after d, unless another answer is delivered first. Only the first DeliverAfter counts.
 func (f *Flight[A, M]) DeliverAfter(d time.Duration, a A) {
 	switch {
 	case d == 0:
@@ -79,7 +79,7 @@ func (f *Flight[A, M]) DeliverAfter(d time.Duration, a A) {
 	}
 }
 
-// Finish sets the final answer of the flight, and delivers it if none was delivered.
+// Finish sets the final answer of the flight. If no answer was delivered before, Finish delivers this one.
 func (f *Flight[A, M]) Finish(a A) {
 	f.final, f.finished = a, true
 	f.Deliver(a)
@@ -100,7 +100,8 @@ func (f *Flight[A, M]) Wait(ctx context.Context) (a A, err error) {
 	}
 }
 
-// WaitEnd waits for the end of the flight and returns its final answer. Any caller may call it, also an Observer.
+// WaitEnd waits for the end of the flight and returns its final answer. Any caller may call WaitEnd, including an
+// Observer.
 func (f *Flight[A, M]) WaitEnd(ctx context.Context) (a A, err error) {
 	select {
 	case <-ctx.Done():
@@ -122,9 +123,10 @@ func (f *Flight[A, M]) delivered() bool {
 	}
 }
 
-// Leave is called once by each Leader and Waiter. When the last caller of a flight leaves, its context ends and it can
-// no longer be joined, in one act. Otherwise a caller could join a flight that is cancelled already, and get the
-// cancellation of another caller although it has time left (tailscale issue 18919).
+// Leave is called once by each Leader and Waiter. When the last caller leaves a flight that is not in the background,
+// Leave cancels the flight and keeps later callers from joining it, in one act. Otherwise a later caller could join a
+// flight that is already cancelled. That caller would get another caller's cancellation although it has time left
+// itself (tailscale issue 18919).
 func (f *Flight[A, M]) Leave() {
 	g := f.group
 	g.mu.Lock()
@@ -140,15 +142,15 @@ func (f *Flight[A, M]) Leave() {
 	}
 }
 
-// Forget keeps later callers from joining this flight. It goes on for those that have joined.
+// Forget keeps later callers from joining this flight. The flight goes on for the callers that have joined.
 func (f *Flight[A, M]) Forget() {
 	f.group.mu.Lock()
 	defer f.group.mu.Unlock()
 	f.group.forget(f)
 }
 
-// ContinueInBackground lets the flight go on after its callers have left. It returns false if that is not allowed: all
-// have left already, or the group is closed.
+// ContinueInBackground lets the flight go on after its callers have left. It returns false if this is not allowed: all
+// callers have left already, or the group is closed.
 func (f *Flight[A, M]) ContinueInBackground() bool {
 	f.group.mu.Lock()
 	defer f.group.mu.Unlock()
@@ -201,8 +203,8 @@ func (f *Flight[A, M]) DrainInbox() {
 	}
 }
 
-// receive never blocks. A message that finds the inbox full is dropped: the flight still has messages to read, and it
-// looks at the store after each of them, so after this one as well.
+// receive never blocks: it drops m if the inbox is full. This loses nothing. The flight still has to read the messages
+// in the inbox. After each of them it reads the store, where it also finds the change that m reports.
 func (f *Flight[A, M]) receive(m M) {
 	select {
 	case f.inbox <- m:

@@ -132,7 +132,7 @@ func TestContextKeepsValuesAndNoCancellation(t *testing.T) {
 	}
 }
 
-// An early answer reaches the callers; the flight goes on, and its final answer is another one.
+// An early answer reaches the callers. The flight goes on and ends with another final answer.
 func TestContinueInBackground(t *testing.T) {
 	g := newGroup()
 	f := join(t, g, Answer, Leader)
@@ -279,7 +279,7 @@ func TestAdmit(t *testing.T) {
 	}
 }
 
-// Close ends flights that no caller waits for; the others end by themselves, or with Abort.
+// Close ends flights that no caller waits for. Flights with waiters end by themselves, or with Abort.
 func TestClose(t *testing.T) {
 	g := newGroup()
 	idle := join(t, g, Background, Leader)
@@ -343,7 +343,7 @@ func TestJoinAndLeaveConcurrently(t *testing.T) {
 						}
 					})
 				}
-				if i%2 == 0 { // the others leave at once
+				if i%2 == 0 { // the other half of the callers leave at once
 					if a, err := f.Wait(t.Context()); a != "answer" || err != nil {
 						t.Errorf("%q, %v", a, err)
 					}

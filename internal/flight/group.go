@@ -18,9 +18,9 @@ type Group[A, M any] struct {
 	closed atomic.Bool   // no new flights; written under mu
 	done   chan struct{} // closed when the group is closed and no flight runs
 
-	mu        sync.Mutex                            // guards all below, and the membership of each flight
+	mu        sync.Mutex                            // guards all below, and in each flight who is in it
 	byKey     map[string]*Flight[A, M]              // the flight that can be joined
-	listening map[string]map[*Flight[A, M]]struct{} // flights with an inbox, those that were forgotten included
+	listening map[string]map[*Flight[A, M]]struct{} // flights with an inbox, including forgotten flights
 	running   map[*Flight[A, M]]struct{}            // flights that have not ended
 }
 
@@ -42,9 +42,10 @@ type Want uint8
 const (
 	// Answer: any answer will do.
 	Answer Want = iota
-	// Refresh: the call must do its work even if there is an answer already. Only a flight started for a Refresh will do.
+	// Refresh: the call must do its work even if there is an answer already. The caller joins only a flight that was
+	// started for a Refresh.
 	Refresh
-	// Background: no caller waits. The flight is started unless the key has one.
+	// Background: the caller does not wait. It starts a flight only if the key has none.
 	Background
 )
 
@@ -55,12 +56,12 @@ type Role uint8
 const (
 	// None: Background found a flight, and there is nothing to do.
 	None Role = iota
-	// Leader: the caller has started the flight. It calls Launch or End; it waits like a Waiter, unless it joined with
-	// Background.
+	// Leader: the caller has started the flight. It calls Launch or End. Unless it joined with Background, it also waits
+	// and leaves like a Waiter.
 	Leader
 	// Waiter: the caller has joined a flight. It calls Wait, and Leave at the end.
 	Waiter
-	// Observer: Refresh found a flight that was not started for a Refresh. The caller may call WaitEnd; it does not call
+	// Observer: Refresh found a flight that was not started for a Refresh. The caller may call WaitEnd. It does not call
 	// Leave.
 	Observer
 )
@@ -81,9 +82,9 @@ func (g *Group[A, M]) Admit(exempt bool) error {
 // Depart is called once by each caller that was admitted, when it no longer waits.
 func (g *Group[A, M]) Depart() { g.waiting.Add(-1) }
 
-// Join joins the flight of key, or starts one if there is none. A caller with Answer that finds a flight started for a
-// Refresh starts another one: the Refresh does not answer with what is stored. urgent is passed on to the call, see
-// [Flight.Urgent].
+// Join joins the flight of key, or starts one if there is none. A caller that wants an Answer does not join a flight
+// that was started for a Refresh, because that flight does not answer with a stored value. Join starts another flight
+// for this caller. The call learns through [Flight.Urgent] that an urgent caller has joined.
 func (g *Group[A, M]) Join(
 	ctx context.Context, key string, want Want, urgent bool,
 ) (f *Flight[A, M], role Role, err error) {
@@ -127,7 +128,7 @@ func (g *Group[A, M]) start(ctx context.Context, key string, want Want, urgent b
 	return f
 }
 
-// forget takes a flight out of sight of later callers. The caller holds g.mu.
+// forget keeps later callers from joining a flight. The caller holds g.mu.
 func (g *Group[A, M]) forget(f *Flight[A, M]) {
 	if g.byKey[f.key] == f {
 		delete(g.byKey, f.key)
@@ -141,7 +142,7 @@ func (g *Group[A, M]) Has(key string) bool {
 	return g.byKey[key] != nil
 }
 
-// Forget keeps later callers from joining the flight of key. It goes on for those that have joined.
+// Forget keeps later callers from joining the flight of key. The flight goes on for the callers that have joined.
 func (g *Group[A, M]) Forget(key string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -155,7 +156,7 @@ func (g *Group[A, M]) ForgetAll() {
 	clear(g.byKey)
 }
 
-// Notify puts a message into the inbox of every flight of key, those that were forgotten included.
+// Notify puts a message into the inbox of every flight of key, including forgotten flights.
 func (g *Group[A, M]) Notify(key string, m M) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -175,7 +176,7 @@ func (g *Group[A, M]) NotifyAll(m M) {
 	}
 }
 
-// Close lets no flight start any more, and ends the context of those in the background that no caller waits for.
+// Close keeps new flights from starting. It also ends the context of each background flight that no caller waits for.
 func (g *Group[A, M]) Close() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -205,7 +206,8 @@ func (g *Group[A, M]) Abort() {
 	}
 }
 
-// checkDone is called when running has shrunk. The caller holds g.mu.
+// checkDone closes done if the group is closed and no flight runs. It is called after running has shrunk. The caller
+// holds g.mu.
 func (g *Group[A, M]) checkDone() {
 	if g.closed.Load() && len(g.running) == 0 {
 		close(g.done)

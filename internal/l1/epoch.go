@@ -1,23 +1,23 @@
 package l1
 
-// This file is validity: what makes entries invalid, and how a reader finds out.
+// This file decides whether an entry is valid: what makes entries invalid, and how a reader notices it.
 
 const (
 	keyStripes = 1 << 16
 	tagStripes = 1 << 13
 
-	notSubscribed = ^uint32(0)     // Epoch.subscription of what was read while announcements could not be received
+	notSubscribed = ^uint32(0)     // Epoch.subscription of a read that began while announcements could not be received
 	shut          = ^uint32(0) - 1 // Cache.subscription after Shut
 )
 
-// Epoch is when a read of a key began, counted in events instead of time.
+// Epoch says when a read of a key began. It counts events instead of time.
 type Epoch struct {
 	Key          uint32 // raised by each invalidation of the key
 	subscription uint32
 	Tags         uint64 // how many invalidations of tags there were
 }
 
-// Epoch returns the epoch of key now. Note it before a read of the key begins.
+// Epoch returns the current epoch of key. A reader calls it before its read of the key begins.
 func (c *Cache[T]) Epoch(key string) Epoch {
 	e := Epoch{
 		Key:          c.stripes[c.Hash(key)%keyStripes].Load(),
@@ -30,21 +30,22 @@ func (c *Cache[T]) Epoch(key string) Epoch {
 	return e
 }
 
-// Valid reports whether nothing has invalidated e since its read began, as far as this process can know.
+// Valid reports whether nothing has invalidated e since the read of e began, as far as this process can know.
 func (c *Cache[T]) Valid(e *Entry[T]) bool { return c.valid(c.Hash(e.Key), e) }
 
 func (c *Cache[T]) valid(hash uint64, e *Entry[T]) bool {
 	return e.Epoch.subscription == c.subscription.Load() && c.notInvalidated(hash, e)
 }
 
-// NotInvalidated is the weaker promise that is left while announcements cannot be received: none was received about e.
+// NotInvalidated reports whether this process has received no invalidation of e. It promises less than Valid: while
+// announcements cannot be received, an invalidation may have been missed.
 func (c *Cache[T]) NotInvalidated(e *Entry[T]) bool { return c.notInvalidated(c.Hash(e.Key), e) }
 
 func (c *Cache[T]) notInvalidated(hash uint64, e *Entry[T]) bool {
 	return e.Epoch.Key == c.stripes[hash%keyStripes].Load() && !c.TagInvalidated(e)
 }
 
-// Invalidate makes the entry of key invalid, and every read of key that has begun.
+// Invalidate makes the entry of key invalid, and also the result of every read of key that has begun.
 func (c *Cache[T]) Invalidate(key string) {
 	h := c.Hash(key)
 	c.stripes[h%keyStripes].Add(1)
@@ -54,22 +55,23 @@ func (c *Cache[T]) Invalidate(key string) {
 	}
 }
 
-// tagStripe is the counter of a tag. Tags that share one are invalidated together; their values are read again.
+// tagStripe returns the index of a tag's counter. Tags that share a counter are invalidated together. This is safe:
+// their values are only read again.
 func (c *Cache[T]) tagStripe(tag string) uint16 { return uint16(c.Hash(tag) % tagStripes) }
 
-// InvalidateTag makes entries with the tag invalid, and every read of such an entry that has begun.
+// InvalidateTag makes entries with the tag invalid, and also the result of every read of such an entry that has begun.
 func (c *Cache[T]) InvalidateTag(tag string) {
 	c.tagMu.Lock()
 	defer c.tagMu.Unlock()
 	n := c.tagEpoch.Load() + 1
 	c.tagStripes[c.tagStripe(tag)].Store(n)
-	c.tagEpoch.Store(n) // last: a reader that notes n sees the stripe
+	c.tagEpoch.Store(n) // last: a reader that notes n also sees the new stripe
 }
 
-// TagEpoch is how many invalidations of tags there were.
+// TagEpoch returns how many invalidations of tags there were.
 func (c *Cache[T]) TagEpoch() uint64 { return c.tagEpoch.Load() }
 
-// TagInvalidated reports whether a tag of e was invalidated after its read began.
+// TagInvalidated reports whether a tag of e was invalidated after the read of e began.
 func (c *Cache[T]) TagInvalidated(e *Entry[T]) bool {
 	if e.tags == nil {
 		return false
@@ -82,8 +84,8 @@ func (c *Cache[T]) TagInvalidated(e *Entry[T]) bool {
 	return false
 }
 
-// SetSubscribed says whether announcements can be received from now on. A change invalidates every entry: announcements
-// may have been missed.
+// SetSubscribed sets whether announcements can be received from now on. A change of this state invalidates every entry,
+// because announcements may have been missed.
 func (c *Cache[T]) SetSubscribed(yes bool) {
 	for {
 		s := c.subscription.Load()

@@ -10,7 +10,7 @@ const maxHot = 1 << 16
 // hotTable is the table in front of ristretto: direct-mapped by hash, without a lock.
 type hotTable[T any] struct {
 	slots []atomic.Pointer[Entry[T]] // a power of two
-	room  int64                      // for costs
+	room  int64                      // upper bound of used
 	used  atomic.Int64               // sum of costs; above room only while entries are being evicted
 	hand  atomic.Uint64              // the slot that was evicted last
 }
@@ -23,7 +23,7 @@ func (t *hotTable[T]) slot(hash uint64) *atomic.Pointer[Entry[T]] {
 	return &t.slots[hash&uint64(len(t.slots)-1)]
 }
 
-// put replaces whatever is in the slot of e: the next Get of e.Key must find e here.
+// put stores e in its slot, even if the slot holds another key: the next Get of e.Key must find e here.
 func (t *hotTable[T]) put(hash uint64, e *Entry[T]) {
 	slot := t.slot(hash)
 	if e.cost > t.room {
@@ -38,7 +38,7 @@ func (t *hotTable[T]) put(hash uint64, e *Entry[T]) {
 	}
 }
 
-// promote replaces old by e, if old is still there and there is room.
+// promote replaces old by e, if old is still in the slot and the table has room.
 func (t *hotTable[T]) promote(hash uint64, old, e *Entry[T]) {
 	if t.used.Load()+e.cost <= t.room+costOf(old) && t.slot(hash).CompareAndSwap(old, e) {
 		t.account(old, e)

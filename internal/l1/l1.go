@@ -1,9 +1,10 @@
 // Package l1 is the memory of one process: decoded values by key. A small lock-free table stands in front of ristretto.
-// It holds what was just loaded, because ristretto shows a new key late and may reject it. It also holds the hottest
-// keys, because the shard locks of ristretto cost more than the rest of a hit.
+// The table holds what was just loaded, because ristretto shows a new key late and may reject it. The table also holds
+// the hottest keys, because the shard locks of ristretto cost more than all other work of a hit.
 //
-// No decision here depends on the order of calls. Whether an entry is valid is decided when it is read: the entry
-// carries the [Epoch] of its key, noted before its read began, and whatever invalidates entries raises epochs.
+// An entry carries the [Epoch] of its key, noted before the read of the entry's value began. Every invalidation raises
+// epochs. A Get compares the epoch of the entry with the current one. So no decision here depends on the order of
+// calls.
 package l1
 
 import (
@@ -16,7 +17,7 @@ import (
 	"github.com/dgraph-io/ristretto/v2"
 )
 
-// Config bounds a Cache. All times are microseconds by the clock that Now reads.
+// Config bounds a Cache. All times in this package are microseconds by the clock that Now reads.
 type Config struct {
 	Off     bool  // keep nothing
 	Entries int   // the number of entries, at least 1
@@ -34,22 +35,22 @@ type Cache[T any] struct {
 	hot     hotTable[T]
 	back    *ristretto.Cache[uint64, *Entry[T]] // nil if the cache is off
 	byBytes bool                                // costs count bytes, not entries
-	minCost int64                               // of an entry, so that Bytes bounds the number of entries as well
+	minCost int64                               // least cost of an entry, so that Bytes also bounds the number of entries
 
 	stripes      [keyStripes]atomic.Uint32 // raised to invalidate a key, and the keys that share its stripe
-	tagStripes   [tagStripes]atomic.Uint64 // the last invalidation of a tag, as a number in tagEpoch
+	tagStripes   [tagStripes]atomic.Uint64 // tagEpoch at the last invalidation of a tag of the stripe
 	tagEpoch     atomic.Uint64             // how many invalidations of tags there were
 	tagMu        sync.Mutex                // one invalidation of a tag at a time
 	subscription atomic.Uint32             // raised to invalidate all entries; odd = announcements can be received
 }
 
-// Entry is one value. Its fields are written before Put, except for the atomic ones. What a hit reads fits into the
-// first cache line.
+// Entry is one value. Only its atomic fields change after Put. The fields that a hit reads fit into the first cache
+// line.
 type Entry[T any] struct {
 	Key        string
 	Epoch      Epoch
 	ServeUntil atomic.Int64 // a hit before this moment; 0 = superseded by a newer value elsewhere
-	NotBefore  int64        // not a hit while the clock is before this moment: the clock was set back
+	NotBefore  int64        // no hit while the clock is before this moment, because the clock was then set back
 	touched    atomic.Int64 // when ristretto last learned that the entry is in use
 	tags       *[]uint16    // stripes of its tags; nil for none
 	Data       T
@@ -95,8 +96,8 @@ func (c *Cache[T]) setUp(cfg Config) (err error) {
 	return err
 }
 
-// Fresh returns the entry of key if it can be served as it is; otherwise nil. This is the whole hit path: no lock,
-// timer, allocation or system clock.
+// Fresh returns the entry of key if it can be served as it is; otherwise nil. This is the whole path of a hit: it uses
+// no lock, timer, allocation or system clock.
 func (c *Cache[T]) Fresh(key string) *Entry[T] {
 	h, now := c.Hash(key), c.clock.now.Load()
 	e := c.hot.slot(h).Load()
@@ -126,14 +127,14 @@ func (c *Cache[T]) Get(key string) *Entry[T] {
 	return e
 }
 
-// touch tells ristretto once a tick that an entry of the hot table is in use. Otherwise its policy would take the
-// hottest keys for the coldest.
+// touch tells ristretto once a tick that an entry of the hot table is in use. Otherwise ristretto's policy would take
+// the hottest keys for the coldest.
 func (c *Cache[T]) touch(h uint64, e *Entry[T], now int64) {
 	e.touched.Store(now)
 	c.back.Get(h)
 }
 
-// getBack reads ristretto.
+// getBack returns the entry of key from ristretto, or nil.
 func (c *Cache[T]) getBack(h uint64, key string) *Entry[T] {
 	if c.back == nil {
 		return nil
@@ -148,8 +149,9 @@ func (c *Cache[T]) getBack(h uint64, key string) *Entry[T] {
 	return e
 }
 
-// promote moves an entry to the hot table. One hit in 32 promotes, so keys that share a slot occupy it in proportion to
-// their traffic. An entry in use is replaced only if ristretto holds it as well: ristretto may have rejected it.
+// promote puts an entry of ristretto into the hot table. It is called for one hit in 32, so keys that share a slot
+// occupy it in proportion to their traffic. If the entry in the slot is in use, promote replaces it only if ristretto
+// holds it as well. Otherwise ristretto has rejected or evicted it, and it would be lost.
 func (c *Cache[T]) promote(h uint64, e *Entry[T]) {
 	old := c.hot.slot(h).Load()
 	if old != nil && old.touched.Load() == c.clock.now.Load() {
@@ -160,7 +162,7 @@ func (c *Cache[T]) promote(h uint64, e *Entry[T]) {
 	c.hot.promote(h, old, e)
 }
 
-// NewEntry makes an entry for Put. epoch was noted before the read began that data comes from.
+// NewEntry makes an entry for Put. epoch was noted before the read of data began.
 func (c *Cache[T]) NewEntry(key string, epoch Epoch, tags []string, data T) *Entry[T] {
 	e := &Entry[T]{Key: key, Data: data, Epoch: epoch}
 	if len(tags) > 0 {
@@ -173,7 +175,7 @@ func (c *Cache[T]) NewEntry(key string, epoch Epoch, tags []string, data T) *Ent
 	return e
 }
 
-// Put adds the entry, or replaces the one of its key. size counts against Config.Bytes.
+// Put adds e, or replaces the entry of the same key. size counts against Config.Bytes.
 func (c *Cache[T]) Put(e *Entry[T], size int) {
 	if c.back == nil {
 		return
@@ -191,7 +193,7 @@ func (c *Cache[T]) Put(e *Entry[T], size int) {
 // Hash is a hash of s that differs between processes.
 func (c *Cache[T]) Hash(s string) uint64 { return maphash.String(c.seed, s) }
 
-// Close frees the memory and ends the goroutines. No Get may run or follow.
+// Close frees the memory and ends the goroutines. No Get may run during Close or after it.
 func (c *Cache[T]) Close() {
 	c.clock.close()
 	if c.back != nil {

@@ -106,7 +106,7 @@ func TestEpochs(t *testing.T) {
 }
 
 // A slot of the hot table goes to the key that is asked for more often, even if both are in use all the time. But an
-// entry that ristretto does not have stays: it would be lost.
+// entry that ristretto does not have keeps its slot, because it would be lost.
 func TestHotTableHoldsTheHottest(t *testing.T) {
 	c := newTestCache(t, Config{Entries: 100})
 	enter := func(key string) *Entry[int] {

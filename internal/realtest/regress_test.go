@@ -20,13 +20,13 @@ import (
 	"github.com/refill-go/refill/internal/realtest"
 )
 
-// This file has a test for each bug of another library that shows on the wire. For the other bugs see the tests of the
-// root module. Four bugs are covered by another test:
+// This file tests bugs of other libraries that show on the wire. The tests of the root module cover the other bugs.
+// Tests in other files of this package cover these bugs:
 //
-//	go-redis' SetNX, at the level of one command: own lock reported as another's    TestGoredisLostReply
-//	Redisson#2575, #4064: subscriptions are left behind                             TestGoredisLeavesNothing
-//	FusionCache, nginx, Laravel: waiters poll                                       TestWaitersDoNotPoll
-//	redis/docs, rockscache: the key of a process that is killed stays               TestKilledLoader
+//	go-redis' SetNX: repeated after a lost reply, it reports our own lock as another's    TestGoredisLostReply
+//	Redisson#2575, #4064: subscriptions are left behind                                   TestGoredisLeavesNothing
+//	FusionCache, nginx, Laravel: waiters poll                                             TestWaitersDoNotPoll
+//	redis/docs, rockscache: the lock key of a process that is killed stays                TestKilledLoader
 
 // regressNode makes a Loader named thing with its own client. Every problem with the store fails the test.
 func regressNode(
@@ -70,9 +70,9 @@ func regressGet(t *testing.T, l *refill.Loader[string], key string) string {
 	return v
 }
 
-// rockscache's lock has no EXPIRE, so a crash leaves a key forever; its WAIT is called with nanoseconds instead of
-// milliseconds. go-redis/cache turns a TTL below a second into an hour. This test checks the TTL of every key that we
-// store in Redis.
+// The lock of rockscache has no EXPIRE, so a crash leaves its key for ever. rockscache calls WAIT with nanoseconds
+// instead of milliseconds. go-redis/cache turns a TTL below a second into an hour. Here every key that refill stores in
+// Redis has a TTL, and the test checks its length.
 func TestRegressEveryKeyHasATTL(t *testing.T) {
 	server := realtest.StartRedis(t)
 	o := &redis.Options{Addr: server.Addr()}
@@ -146,7 +146,7 @@ func TestRegressEveryKeyHasATTL(t *testing.T) {
 
 // rockscache computes the end of its lock by the clock of the client, rueidislock sends PXAT, and ShedLock (#231,
 // #1439) compares the clocks of two machines. If these clocks differ, a lock ends at once or lasts for hours. Here the
-// clock of Redis is an hour off.
+// clock of Redis is an hour off, and every TTL is still right.
 func TestRegressClockOfTheClient(t *testing.T) {
 	for _, off := range []time.Duration{-time.Hour, time.Hour} {
 		t.Run(off.String(), func(t *testing.T) {
@@ -197,7 +197,7 @@ func TestRegressClockOfTheClient(t *testing.T) {
 }
 
 // jetcache-go and go-zero ("*"), rueidisaside ("rueidisid:") and redcache ("__redcache:lock:") take some values of
-// users for their own placeholders. Our scripts read leases and records; no value may confuse them.
+// users for their own placeholders. The scripts of refill read leases and records. Here no value confuses the scripts.
 func TestRegressValueLikeAPlaceholderOnTheWire(t *testing.T) {
 	server := realtest.StartRedis(t)
 	o := &redis.Options{Addr: server.Addr()}
@@ -233,8 +233,9 @@ func TestRegressValueLikeAPlaceholderOnTheWire(t *testing.T) {
 	}
 }
 
-// Any lock over SET NX or SETNX with a client that retries its commands, as go-redis does by default: the reply is
-// lost, and the retry finds the lock held by "another" owner. All callers then wait until this lock of their own ends.
+// This bug occurs in any lock over SET NX or SETNX with a client that retries its commands, as go-redis does by
+// default. The reply is lost, and the retry finds the lock held by "another" owner. All callers then wait until this
+// lock of their own ends. Here the node recognizes its own lease and loads.
 func TestRegressOwnLockTakenForAnothers(t *testing.T) {
 	server := realtest.StartRedis(t)
 	proxy := realtest.StartProxy(t, server.Addr())
@@ -260,8 +261,8 @@ func TestRegressOwnLockTakenForAnothers(t *testing.T) {
 	}
 }
 
-// rueidis#1010: the caller gives up before the server has read its command. The server executes it later, and the lock
-// is held without a holder that knows of it.
+// rueidis#1010: the caller gives up before the server has read its command. The server executes the command later, and
+// the lock is held without a holder that knows of it. Here such a lock is free again before its TTL ends.
 func TestRegressLockAcquiredAfterItsCallerLeft(t *testing.T) {
 	server := realtest.StartRedis(t)
 	c := redis.NewClient(&redis.Options{Addr: server.Addr(), MaxRetries: -1})
@@ -293,7 +294,8 @@ func TestRegressLockAcquiredAfterItsCallerLeft(t *testing.T) {
 }
 
 // replicate/go reads cache:fresh:k, cache:data:k and cache:negative:k in one command, and rockscache uses many keys in
-// one script: CROSSSLOT in a cluster. Other libraries fail if the user's key contains braces.
+// one script. A cluster answers such calls with CROSSSLOT. Other libraries fail if the user's key contains braces. Here
+// every operation works in a cluster, with any key and with keys of many slots.
 func TestRegressSlotsOfACluster(t *testing.T) {
 	c := overCluster(t).open(t)
 	var loads atomic.Int64
@@ -346,8 +348,7 @@ func TestRegressSlotsOfACluster(t *testing.T) {
 }
 
 // gocache's Clear is FLUSHALL, which also deletes the keys of other programs. Other libraries search for keys to delete
-// with KEYS, which blocks the server. No operation of ours touches a key of another program, or one with another
-// prefix.
+// with KEYS, which blocks the server. Here no operation touches a key of another program, or a key with another prefix.
 func TestRegressFlushAll(t *testing.T) {
 	server := realtest.StartRedis(t)
 	o := &redis.Options{Addr: server.Addr()}
@@ -381,8 +382,8 @@ func TestRegressFlushAll(t *testing.T) {
 	}
 }
 
-// FusionCache#608: every cache of a process opens its own connections, so that a fleet runs out of them. Our Loaders
-// and Lockers over one Store share one subscription.
+// FusionCache#608: every cache of a process opens its own connections, so a fleet runs out of connections. Here all
+// Loaders and Lockers over one Store share one subscription.
 func TestRegressSubscriptionPerCache(t *testing.T) {
 	server := realtest.StartRedis(t)
 	c := redis.NewClient(&redis.Options{Addr: server.Addr()})

@@ -17,7 +17,7 @@ const (
 // ErrFull is given to done for work that the queue has no room for.
 var ErrFull = errors.New("retry: too much work is pending")
 
-// Queue holds at most one piece of work W per key K. A goroutine runs while there is any.
+// Queue holds at most one piece of work W per key K. A goroutine runs while work is pending.
 type Queue[K, W comparable] struct {
 	try   func(ctx context.Context, key K, work W) error
 	done  func(key K, work W, err error)
@@ -38,9 +38,9 @@ type item[W comparable] struct {
 	until time.Time
 }
 
-// New returns an empty Queue. try does the work. done is called with nil when try has succeeded, with its error when
-// the work is no longer needed, and with [ErrFull]. merge combines work for a key that has some already. No mutex is
-// held while these functions run, except for merge.
+// New returns an empty Queue. try does the work. done is called with nil after try succeeded, with the error of the
+// last try if the work is no longer needed, or with [ErrFull] if the queue has no room. If a key has pending work when
+// more is added, merge combines both. merge runs under a mutex; try and done do not.
 func New[K, W comparable](
 	try func(context.Context, K, W) error, done func(K, W, error), merge func(old, new W) W,
 ) *Queue[K, W] {
@@ -51,14 +51,14 @@ func New[K, W comparable](
 	return q
 }
 
-// Add queues work for keys. It is not needed after until.
+// Add queues work for keys. The work is no longer needed after until.
 func (q *Queue[K, W]) Add(keys []K, work W, until time.Time) {
 	for _, key := range q.add(keys, work, until) {
 		q.done(key, work, ErrFull)
 	}
 }
 
-// add returns the keys that there is no room for.
+// add returns the keys whose work does not fit into the queue.
 func (q *Queue[K, W]) add(keys []K, work W, until time.Time) (rejected []K) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -80,7 +80,7 @@ func (q *Queue[K, W]) add(keys []K, work W, until time.Time) (rejected []K) {
 	return rejected
 }
 
-// Wake tries at once: the server may be back.
+// Wake makes the queue try at once. It is called when the server may be back.
 func (q *Queue[K, W]) Wake() {
 	select {
 	case q.wake <- struct{}{}:
@@ -105,7 +105,7 @@ func (q *Queue[K, W]) run() {
 	}
 }
 
-// tryAll tries what is pending, and reports whether some still is.
+// tryAll tries all pending work, and reports whether any work is still pending.
 func (q *Queue[K, W]) tryAll() bool {
 	q.mu.Lock()
 	tries := maps.Clone(q.pending)
@@ -113,7 +113,7 @@ func (q *Queue[K, W]) tryAll() bool {
 	for key, i := range tries {
 		err := q.try(q.ctx, key, i.work)
 		if err != nil && !time.Now().After(i.until) {
-			break // the server is still gone, for the other keys as well
+			break // the server is still gone, so the other keys would fail as well
 		}
 		q.remove(key, i)
 		q.done(key, i.work, err)
@@ -124,7 +124,7 @@ func (q *Queue[K, W]) tryAll() bool {
 	return q.running
 }
 
-// remove forgets work that is done, unless it was added again meanwhile.
+// remove drops work that is done, unless work was added for the key meanwhile.
 func (q *Queue[K, W]) remove(key K, i item[W]) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -133,7 +133,7 @@ func (q *Queue[K, W]) remove(key K, i item[W]) {
 	}
 }
 
-// Close ends the goroutine and waits for it. What is pending stays undone.
+// Close ends the goroutine and waits for it. Pending work stays undone.
 func (q *Queue[K, W]) Close() {
 	q.stop()
 	q.group.Wait()

@@ -11,10 +11,11 @@ import (
 	"github.com/refill-go/refill"
 )
 
-// failure is a failed load, as requests see it for which the handler did not run. Other nodes read it from its text.
+// failure is a failed load as the requests see it for which the handler did not run. Other nodes read the failure from
+// its text.
 type failure struct {
 	status   int    // 5xx
-	personal bool   // the request had credentials: the failure may be specific to them
+	personal bool   // the request had credentials, so the failure may be specific to its user
 	detail   string // for Config.OnEvent; other nodes get only its first line
 }
 

@@ -17,9 +17,9 @@ type verdict struct {
 	kind kind
 	why  error // not shared: the reason; failed: a *failure
 
-	// These belong to a shared response.
-	lifetime time.Duration // from its generation
-	age      time.Duration // when it reached us
+	// The fields below belong to a shared response.
+	lifetime time.Duration // from the generation of the response
+	age      time.Duration // of the response when it reached this node
 	staleFor time.Duration // after its lifetime
 	open     class         // requests with these credentials may have it as well
 	strict   bool          // never served stale
@@ -41,8 +41,8 @@ func notShared(format string, args ...any) verdict {
 
 // terms are the settings of Config about lifetimes.
 type terms struct {
-	most     time.Duration // limit for the lifetime minus the age
-	staleFor time.Duration // if the response does not say
+	most     time.Duration // limit of lifetime - age
+	staleFor time.Duration // for a response that does not state its own
 }
 
 // cacheable lists the statuses that may be shared if the response says for how long.
@@ -130,7 +130,7 @@ func (cc *cacheControl) opens() class {
 	return 0
 }
 
-// lifetime returns how long the response is fresh from its generation on; 0 if it does not say so.
+// lifetime returns how long the response is fresh from its generation on, or 0 if the response does not say how long.
 func (cc *cacheControl) lifetime(h http.Header, now time.Time) time.Duration {
 	switch expires := h["Expires"]; {
 	case cc.hasSMaxAge:
@@ -149,7 +149,7 @@ func (cc *cacheControl) lifetime(h http.Header, now time.Time) time.Duration {
 	return 0
 }
 
-// ageOf returns how old a response already is, by Age or by Date, whichever says more.
+// ageOf returns how old a response already is, by Age or by Date. The larger age counts.
 func ageOf(h http.Header, now time.Time) time.Duration {
 	var age time.Duration
 	if values := h["Age"]; len(values) > 0 {
@@ -173,7 +173,7 @@ func dateOf(h http.Header, now time.Time) (time.Time, bool) {
 	return time.Time{}, false
 }
 
-// parseDate reads an IMF-fixdate, and no other form.
+// parseDate accepts only an IMF-fixdate.
 func parseDate(s string) (time.Time, bool) {
 	t, err := time.Parse(http.TimeFormat, s)
 	return t, err == nil && t.Format(http.TimeFormat) == s

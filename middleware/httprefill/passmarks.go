@@ -10,15 +10,15 @@ import (
 // requests extends it, so requests for a busy URL of this kind never wait.
 const passFor = 10 * time.Second
 
-// passMarks remembers which responses were not to be shared (hit-for-miss). It is bounded and needs no lock: one slot
-// per hash, and the last writer wins. A pass mark only decides which requests wait for which. So a lost mark does no
-// harm, nor does one that two keys with the same hash share.
+// passMarks remembers which responses were not to be shared (hit-for-miss). The table is bounded and needs no lock:
+// there is one slot per hash, and the last writer wins. A pass mark only decides which requests wait for other
+// requests. So a lost mark does no harm. A mark that two keys with the same hash share does no harm either.
 type passMarks struct {
 	seed  maphash.Seed
 	slots [1 << 12]atomic.Pointer[passMark]
 }
 
-// passMark is written before it is stored, and only read afterwards.
+// passMark does not change after it is stored in the table.
 type passMark struct {
 	hash  uint64
 	until time.Time
@@ -27,8 +27,8 @@ type passMark struct {
 
 func newPassMarks() *passMarks { return &passMarks{seed: maphash.MakeSeed()} }
 
-// get returns the pass mark of a key for a class of requests, nil if there is none. Each class has marks of its own: a
-// logged-in user's private page says nothing about the page of other clients.
+// get returns the pass mark of a key for a class of requests, or nil if there is none. Each class has marks of its
+// own, because a logged-in user's private page says nothing about the page of other clients.
 func (m *passMarks) get(key string, c class) *passMark {
 	hash := m.hash(key, c)
 	mk := m.slot(hash).Load()
@@ -52,7 +52,7 @@ func (m *passMarks) drop(key string, c class) {
 }
 
 func (m *passMarks) hash(key string, c class) uint64 {
-	return maphash.String(m.seed, key) + uint64(c) // differs by class; it does not matter which slot that is
+	return maphash.String(m.seed, key) + uint64(c) // each class has its own slot; any slot will do
 }
 
 func (m *passMarks) slot(hash uint64) *atomic.Pointer[passMark] {

@@ -19,16 +19,18 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// Tests named after bugs of HTTP caches that coalesce. Tests in other files show these precisely:
+// This file tests bugs of other HTTP caches that coalesce requests. Tests in other files cover these bugs more
+// precisely:
 //
-//	TestNoUserGetsTheResponseOfAnother   go-chi/stampede#7: fields of the leader's response leak to others;
-//	                                     Varnish: requests for what cannot be cached queue one behind the other
+//	TestNoUserGetsTheResponseOfAnother   go-chi/stampede#7: fields of the leader's response leak to other users;
+//	                                     Varnish: requests for a page that cannot be cached queue one behind the other
 //	TestCredentials                      go-chi/stampede#7
 //	TestFailuresAreSharedAsBareStatus    go-chi/stampede: a 5xx is kept as if it were a page
 //	TestServerHijack                     go-chi/stampede: no Hijacker
 
 // go-chi/stampede makes its key from the path alone, in lower case: ?user=2 gets the body of ?user=1. Method, host and
-// credentials are not in the key either, and its parts are joined without separators.
+// credentials are not in the key either, and the parts of the key are joined without separators. Here requests that
+// differ in one of these things never share a response.
 func TestRegressKeyOfThePathAlone(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		h := cached(t, handlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -65,7 +67,8 @@ func TestRegressKeyOfThePathAlone(t *testing.T) {
 }
 
 // go-chi/stampede: a client that disconnects turns its page into a 503, which is stored and served to all clients. Here
-// the last client leaves, once with a handler that obeys its context, and once with one that then answers 503.
+// the last client leaves, and the next client still gets the page. One handler obeys its context, and another handler
+// then answers 503.
 func TestRegressDisconnectIsCached(t *testing.T) {
 	for _, says503 := range []bool{false, true} {
 		t.Run(fmt.Sprint("the handler says 503: ", says503), func(t *testing.T) {
@@ -106,7 +109,8 @@ func (s *writes) Publish(ctx context.Context, p driver.PublishRequest) (driver.P
 	return s.Store.Publish(ctx, p)
 }
 
-// go-chi/stampede: each of 50 coalesced requests writes the page to the store, one after the other.
+// go-chi/stampede: each of 50 coalesced requests writes the page to the store, one after the other. Here the page is
+// written once.
 func TestRegressEachWaiterWrites(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := &site{took: 100 * ms, answer: says("page", "Cache-Control: public, max-age=60")}
@@ -119,7 +123,8 @@ func TestRegressEachWaiterWrites(t *testing.T) {
 	})
 }
 
-// go-chi/stampede#3, #10: if a handler writes nothing, the client gets nothing, or the cache panics. net/http says 200.
+// go-chi/stampede#3, #10: if a handler writes nothing, the client gets nothing, or the cache panics. Here the client
+// gets a 200, as with net/http.
 func TestRegressHandlerWritesNothing(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		for _, fields := range [][]string{nil, {"Cache-Control: public, max-age=60"}} {
@@ -141,8 +146,8 @@ func TestRegressHandlerWritesNothing(t *testing.T) {
 	})
 }
 
-// go-chi/stampede: the handler's writer is no Flusher, and http.ResponseController cannot unwrap it. This test flushes
-// while a response is collected, and once it streams.
+// go-chi/stampede: the handler's writer is no Flusher, and http.ResponseController cannot unwrap it. Here a handler can
+// flush while its response is collected, and also once the response streams.
 func TestRegressWriterIsNoFlusher(t *testing.T) {
 	for _, cc := range []string{"public, max-age=60", "private"} {
 		t.Run(cc, func(t *testing.T) {
@@ -167,8 +172,8 @@ func TestRegressWriterIsNoFlusher(t *testing.T) {
 }
 
 // victorspringer/http-cache uses the result of a shared refresh as a response without a check. If the refresh had no
-// result, all requests that joined it panic. Here a refresh ends in each way that yields no shared response. The
-// requests that join it come when the page is no longer even stale.
+// result, all requests that joined it panic. Here a refresh ends in each way that yields no shared response, and the
+// requests that joined the refresh still get an answer. They come when the page is no longer even stale.
 func TestRegressRefreshWithoutAResponse(t *testing.T) {
 	for name, c := range map[string]struct {
 		answer http.HandlerFunc
@@ -205,8 +210,8 @@ func TestRegressRefreshWithoutAResponse(t *testing.T) {
 	}
 }
 
-// nginx runs its background update as a part of the request that found the page stale, so that a slow update holds that
-// client's connection (nejc.blog). Here one connection carries two more requests while the refresh hangs.
+// nginx runs its background update as a part of the request that found the page stale. A slow update then holds the
+// connection of that client (nejc.blog). Here one connection carries two more requests while the refresh hangs.
 func TestRegressRefreshHoldsTheConnection(t *testing.T) {
 	var runs, reused atomic.Int64
 	refreshing, goOn := make(chan struct{}), make(chan struct{})
@@ -260,8 +265,8 @@ func TestRegressRefreshHoldsTheConnection(t *testing.T) {
 	}
 }
 
-// go-zero, bool64/cache and others give their waiters neither a value nor an error; over HTTP that is an empty 200. If
-// an Invalidate overtakes a run, the run must still answer all requests that wait for it.
+// go-zero, bool64/cache and other libraries give their waiters neither a value nor an error. Over HTTP that is an empty
+// 200. Here a run that an Invalidate overtakes still answers all requests that wait for it.
 func TestRegressEmptyAnswerAfterInvalidate(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := &site{took: 100 * ms, answer: says("page", "Cache-Control: public, max-age=60")}

@@ -57,8 +57,8 @@ func eligible(r *http.Request) bool {
 	return true
 }
 
-// Handlers behind a proxy make URLs from these fields. So they are part of the key. Otherwise a client that reaches us
-// with a field of its own poisons the page for all.
+// Handlers behind a proxy make URLs from these fields, so these fields are part of the key. Otherwise a client that
+// sends such a field would poison the page for all clients.
 const (
 	forwardedHost   = "X-Forwarded-Host"
 	forwardedProto  = "X-Forwarded-Proto"
@@ -74,7 +74,8 @@ func keyOf(r *http.Request) string {
 	return key(scheme, strings.Join(r.Header[forwardedProto], "\n"), r)
 }
 
-// keysOf lists the keys that a response to r may have, with TLS and without, here and at a proxy.
+// keysOf lists the keys that a response to r may have, with and without TLS, where the TLS ends at this server or at a
+// proxy.
 func keysOf(r *http.Request) []string {
 	protos := []string{"", "http", "https"}
 	if sent := strings.Join(r.Header[forwardedProto], "\n"); sent != "" && sent != "http" && sent != "https" {
@@ -90,11 +91,12 @@ func keysOf(r *http.Request) []string {
 // maxKey is the longest key that is used as it is, in bytes.
 const maxKey = 250
 
-// key joins all that the response to r may depend on: "http 11.5.4 example.com/path?a=1". The numbers are the lengths
-// of the parts that follow, so that different requests have different keys. Empty parts at the end are left out.
+// key joins everything that the response to r may depend on: "http 11.5.4 example.com/path?a=1". The numbers are the
+// lengths of the parts that follow, so that different requests have different keys. Empty parts at the end are left
+// out.
 //
-// A long key is cut, and ends in the SHA-256 of the whole. It is longer than any key that is not cut, so no client can
-// ask for a URL with the same key.
+// A long key is cut, and ends in the SHA-256 of the whole key. A cut key is longer than any key that is not cut, so no
+// client can ask for another URL with the same key.
 func key(scheme, proto string, r *http.Request) string {
 	host := r.Host
 	if host == "" {
@@ -134,7 +136,8 @@ func key(scheme, proto string, r *http.Request) string {
 }
 
 // rewrittenFrom returns the path and query that the client asked for, if the URL was rewritten on its way to this
-// middleware. Two handlers behind two StripPrefix see the same URL, and must not get each other's responses.
+// middleware. Two handlers behind two StripPrefix see the same URL, but must not get each other's responses. So the
+// key holds the path that the client asked for.
 func rewrittenFrom(r *http.Request, path, query string) string {
 	if rest, ok := strings.CutPrefix(r.RequestURI, path); r.RequestURI == "" || ok && rest == query {
 		return ""
@@ -143,7 +146,7 @@ func rewrittenFrom(r *http.Request, path, query string) string {
 	if err != nil {
 		return r.RequestURI
 	}
-	// The target has the absolute form, or is not spelled as Go spells it: it was not rewritten.
+	// The target has the absolute form, or is not spelled as Go spells it. The URL was not rewritten.
 	if asked.EscapedPath() == r.URL.EscapedPath() && asked.RawQuery == r.URL.RawQuery &&
 		asked.ForceQuery == r.URL.ForceQuery {
 		return ""
@@ -155,7 +158,7 @@ func rewrittenFrom(r *http.Request, path, query string) string {
 // would make the handler answer 304 to clients that have nothing yet. A URL in absolute form would let the client
 // choose a scheme and a host that are not in the key.
 //
-// The copy is made while r still belongs to us: a refresh runs after the request was answered.
+// The copy is made before r is answered, because a refresh runs after that, when r must no longer be used.
 func fillRequest(r *http.Request) *http.Request {
 	fill := r.Clone(r.Context())
 	fill.Body = http.NoBody

@@ -11,24 +11,24 @@ import (
 	"time"
 )
 
-// response is what the Loader keeps: a complete response that may be shared, or the fact that there is none. Requests
-// share it, so it is never changed.
+// response is the value that the Loader keeps: a complete response that may be shared, or the fact that the response
+// is uncacheable. Requests share the value, so it is never changed.
 type response struct {
 	uncacheable bool // belongs to the one request that it was made for; never stored
 
 	open     class // requests with these credentials may have it as well
 	strict   bool  // never served stale
 	born     time.Time
-	took     time.Duration // from born until it was complete
+	took     time.Duration // from born until the response was complete
 	lifetime time.Duration // from born
 	status   int
 	header   http.Header
 	body     []byte
 }
 
-// serves reports whether a request of class c that came at that moment may have p now. The Loader judges its age, but
-// does not know that a strict response must not stand in for an error. A request that waited for p may have it, however
-// long that took.
+// serves reports whether a request of class c that came at that moment may have p now. The Loader judges the age of p,
+// but the Loader does not know that a strict response must not be served in place of an error. A request that waited
+// for p may have p, however long the wait took.
 func (p *response) serves(c class, came, now time.Time) bool {
 	if p.uncacheable || c&^p.open != 0 {
 		return false
@@ -36,10 +36,10 @@ func (p *response) serves(c class, came, now time.Time) bool {
 	return !p.strict || p.age(now) < p.lifetime || !p.born.Add(p.took).Before(came)
 }
 
-// age is never negative: the node that stored p may have a clock ahead of ours.
+// age is never negative, although the node that stored p may have a clock ahead of this node's clock.
 func (p *response) age(now time.Time) time.Duration { return max(0, now.Sub(p.born)) }
 
-// write answers r with p. own says that the handler ran for r.
+// write answers r with p. own is true if the handler ran for r.
 func (p *response) write(w http.ResponseWriter, r *http.Request, own bool) {
 	h := w.Header()
 	overlay(h, nil, p.header)
@@ -73,8 +73,8 @@ func (p *response) write(w http.ResponseWriter, r *http.Request, own bool) {
 // cacheName is the name of this cache in Cache-Status.
 const cacheName = "refill"
 
-// notModified reports whether the client has this very response, by the conditions of RFC 9110, 13.2.2, that a cache
-// may evaluate itself.
+// notModified reports whether the client already has p. It evaluates those conditions of RFC 9110, 13.2.2, that a
+// cache may evaluate itself.
 func notModified(request http.Header, p *response) bool {
 	if p.status != http.StatusOK {
 		return false
@@ -121,9 +121,9 @@ func bodyAllowed(status int) bool {
 	return status != http.StatusNoContent && status != http.StatusNotModified
 }
 
-// overlay puts the fields of from into h, in place of what an outer middleware has set there: a handler that writes
-// straight to h would also replace it. Set-Cookie and Vary are added instead, to the values that h had at first
-// (before).
+// overlay puts the fields of from into h, in place of the fields that an outer middleware has set there. A handler
+// that writes straight to h would also replace those fields. Set-Cookie and Vary are not replaced: their values are
+// added to the values that h had at first (before).
 func overlay(h, before, from http.Header) {
 	for name, values := range from {
 		if name == "Set-Cookie" || name == "Vary" {
@@ -133,8 +133,8 @@ func overlay(h, before, from http.Header) {
 	}
 }
 
-// storable returns a copy of h that may be stored and sent to other clients. It lacks the fields that concern one
-// connection, and those that are made anew for each request.
+// storable returns a copy of h that may be stored and sent to other clients. The copy lacks the fields that concern
+// one connection, and the fields that are made anew for each request.
 func storable(h http.Header, now time.Time) http.Header {
 	h = h.Clone()
 	for _, line := range h["Connection"] {
@@ -148,7 +148,7 @@ func storable(h http.Header, now time.Time) http.Header {
 	} {
 		delete(h, name)
 	}
-	if _, set := h["Date"]; !set { // otherwise the server dates each answer anew
+	if _, set := h["Date"]; !set { // otherwise the server sets a new Date in each answer
 		h.Set("Date", now.UTC().Format(http.TimeFormat))
 	}
 	return h
@@ -208,7 +208,8 @@ func (p *response) flags() (f byte) {
 	return f
 }
 
-// Unmarshal decodes what Marshal made. It refuses all other bytes, which are then a miss.
+// Unmarshal decodes the bytes that Marshal made. It refuses all other bytes, and the Loader treats the refused record
+// as a miss.
 func (codec) Unmarshal(data []byte, pointer any) error {
 	target, ok := pointer.(**response)
 	if !ok {
@@ -248,7 +249,8 @@ func appendString[S string | []byte](b []byte, s S) []byte {
 	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
 }
 
-// decoder reads parts off the front. Past the end, or at a number out of bounds, it becomes bad; it does not panic.
+// decoder reads parts from the front of rest. Past the end, or at a number out of bounds, the decoder becomes bad; it
+// does not panic.
 type decoder struct {
 	rest []byte
 	bad  bool
@@ -290,7 +292,8 @@ func (d *decoder) uvarint(most uint64) uint64 {
 
 func (d *decoder) bytes() []byte { return d.take(d.uvarint(uint64(len(d.rest)))) }
 
-// count reads a number of parts that take at least one byte each. So it never makes us reserve more than was sent.
+// count reads how many parts follow. Each part takes at least one byte. So a number above the bytes that are left is
+// refused, and never reserves memory.
 func (d *decoder) count() int { return int(d.uvarint(uint64(len(d.rest)))) }
 
 func (d *decoder) header() http.Header {
@@ -303,7 +306,7 @@ func (d *decoder) header() http.Header {
 			d.bad = true
 		}
 		last = name
-		var values []string // stays nil if there is none: a handler suppresses a field that way
+		var values []string // stays nil if the field has no value: a handler suppresses a field that way
 		for range d.count() {
 			values = append(values, string(d.bytes()))
 		}

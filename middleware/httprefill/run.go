@@ -16,10 +16,10 @@ import (
 	"time"
 )
 
-// run is one run of the handler whose response may turn out to be shared. The handler writes to it from a goroutine of
-// its own. At first the response is collected. Then it is either complete or handed over. After the hand-over, the
-// request that the run began for (its owner) carries out every call of the handler, on the owner's goroutine. A
-// ResponseWriter must not be used on any other goroutine, nor after its request was answered.
+// run is one run of the handler whose response may turn out to be shared. The handler writes to the run from a
+// goroutine of its own. At first the run collects the response. Then the response is either complete or handed over.
+// After the hand-over, the request that the run began for (its owner) carries out every call of the handler, on the
+// owner's goroutine. A ResponseWriter must not be used on any other goroutine, nor after its request was answered.
 //
 //	handler     Write ── Write ── Write ─┐ waits ──────── Write ─┐ ─── returns
 //	run         collecting ── too large: handed over        │    │       ended
@@ -27,7 +27,7 @@ import (
 //	owner       waits for the load ─────────┴─ serve: header, what was collected, each Write … returns
 type run struct {
 	begun   time.Time
-	owner   context.Context // ends when the owner was answered, or its client has left
+	owner   context.Context // ends when the owner was answered, or when the owner's client has left
 	class   class           // of the owner
 	ctx     context.Context // the handler's
 	cancel  context.CancelFunc
@@ -35,7 +35,7 @@ type run struct {
 	maxBody int
 	learn   func(verdict) // see remember
 
-	decided chan struct{}      // closed once phase is no longer collecting
+	decided chan struct{}      // closed as soon as phase is no longer collecting
 	calls   chan func(*outlet) // from the handler to the owner, once handed over
 	carried chan struct{}      // answers each call
 	ended   chan struct{}      // closed when the handler has returned
@@ -46,11 +46,11 @@ type run struct {
 
 	mu       sync.Mutex // guards the fields below
 	phase    phase
-	verdict  verdict     // by the header as far as it is known; fixed once decided is closed
-	status   int         // 0 until it is collected; stays 0 if the run was handed over before
+	verdict  verdict     // by the part of the header that is known; fixed when decided is closed
+	status   int         // 0 until the status is collected; stays 0 if the run was handed over before
 	sent     http.Header // header when status was collected
 	body     []byte
-	took     time.Duration // until it was complete
+	took     time.Duration // until the response was complete
 	flushed  bool          // the handler asked for a flush while the response was collected
 	panicked any
 	deadline [2]*time.Time // set by the handler for its connection: read, write
@@ -60,8 +60,8 @@ type phase uint8
 
 const (
 	collecting phase = iota
-	handedOver       // its owner carries on; status, sent and body no longer change
-	complete         // it may be shared
+	handedOver       // the owner continues the response; status, sent and body no longer change
+	complete         // the response may be shared
 	broken           // the handler panicked before its response was complete or handed over
 )
 
@@ -70,8 +70,8 @@ var (
 	errOver = errors.New("httprefill: the handler has returned")
 )
 
-// handle runs the handler. r is its own. handle needs a goroutine of its own: nothing that the handler does may harm
-// the requests that wait for the result.
+// handle runs the handler. r belongs to the handler alone. handle needs a goroutine of its own, because nothing that
+// the handler does may harm the requests that wait for the result.
 func (u *run) handle(next http.Handler, r *http.Request) {
 	defer u.cancel()
 	defer close(u.ended)
@@ -117,7 +117,7 @@ func (u *run) finish(p any) {
 func (u *run) settle(p phase, v verdict) {
 	u.phase, u.verdict = p, v
 	if p == handedOver {
-		context.AfterFunc(u.owner, u.cancel) // at once, if the owner has gone
+		context.AfterFunc(u.owner, u.cancel) // runs at once if the owner has gone
 	}
 	u.remember(v)
 	close(u.decided)
@@ -221,7 +221,7 @@ func (u *run) collect(status int, sent http.Header) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.phase != collecting {
-		u.remember(v) // too late for this run, but known from now on
+		u.remember(v) // this run is already handed over; the next requests use the verdict
 		return false
 	}
 	u.status, u.sent, u.verdict = status, sent, v
@@ -276,8 +276,8 @@ func (u *run) collectBody(p []byte) (taken bool, err error) {
 	return true, nil
 }
 
-// FlushError flushes what was written, once it is known that the response goes to one client only. Before that there is
-// no client to flush to: a response that may be shared is sent when it is complete.
+// FlushError flushes what was written, once it is known that the response goes to one client only. Before that there
+// is no client to flush to, because a response that may be shared is sent only when it is complete.
 func (u *run) FlushError() (err error) {
 	if !u.wrote {
 		u.WriteHeader(http.StatusOK)
@@ -325,7 +325,7 @@ func setDeadline(rc *http.ResponseController, which int, t time.Time) error {
 // EnableFullDuplex does nothing: there is no request body.
 func (u *run) EnableFullDuplex() error { return nil }
 
-// ask calls the owner's connection. It does nothing before the hand-over.
+// ask makes a call on the owner's connection. Before the hand-over, ask does nothing.
 func (u *run) ask(call func(*http.ResponseController) error) (err error) {
 	if !u.is(handedOver) {
 		return nil
@@ -380,7 +380,7 @@ func (u *run) serve(w http.ResponseWriter) {
 			u.carry(call, o)
 		case <-u.ended:
 			if u.wrote {
-				overlay(w.Header(), o.before, u.header) // for trailers; the header itself has been sent
+				overlay(w.Header(), o.before, u.header) // for trailers: the other header fields have been sent
 			}
 			if u.panicked != nil {
 				panic(u.panicked)

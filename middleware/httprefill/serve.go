@@ -18,7 +18,8 @@ type handler struct {
 	next  http.Handler
 }
 
-// ServeHTTP answers from the cache if it may. It passes all other requests to the handler behind it.
+// ServeHTTP answers from the cache if the request allows that. ServeHTTP passes all other requests to the handler
+// behind it.
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !eligible(r) {
 		h.next.ServeHTTP(w, r)
@@ -44,7 +45,7 @@ type visit struct {
 	class class
 	came  time.Time
 
-	owner  context.Context // see run
+	owner  context.Context // ends like run.owner, see there
 	fill   *http.Request   // what the handler gets when it runs for all clients
 	latest atomic.Pointer[run]
 }
@@ -63,7 +64,7 @@ func (v *visit) get() {
 	switch {
 	case err == nil && p.serves(v.class, v.came, time.Now()):
 		p.write(v.w, v.r, own != nil && own.is(complete))
-	case err != nil && v.r.Context().Err() != nil: // however the run ended: its handler has been cancelled
+	case err != nil && v.r.Context().Err() != nil: // the client has left: its handler is cancelled
 		v.fail(err)
 	case own != nil && own.is(handedOver):
 		own.serve(v.w)
@@ -80,9 +81,9 @@ func (v *visit) get() {
 	}
 }
 
-// load runs the handler. It returns as soon as it knows whether the response is shared, so that no request waits for a
-// response that it cannot have. The handler may run on for its owner. A background refresh also calls load: then the
-// owner was answered before.
+// load runs the handler. load returns as soon as it is known whether the response is shared, so that no request waits
+// for a response that this request cannot have. The handler may continue to run for its owner. A background refresh
+// also calls load. In a refresh the owner was answered before.
 func (v *visit) load(ctx context.Context, key string) (*response, error) {
 	c := v.cache
 	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -106,7 +107,7 @@ func (v *visit) load(ctx context.Context, key string) (*response, error) {
 		return nil, d.why
 	case uncacheable:
 		fill.NoStore()
-		fill.SetTTL(0) // a pass mark remembers it, only for this class of requests
+		fill.SetTTL(0) // a pass mark remembers this response, only for this class of requests
 		return &response{uncacheable: true}, nil
 	default:
 		fill.SetTTL(d.lifetime - d.age)
@@ -115,7 +116,7 @@ func (v *visit) load(ctx context.Context, key string) (*response, error) {
 	}
 }
 
-// head answers a HEAD with what a GET has stored. It never runs the handler as for a GET, because the response to a GET
+// head answers a HEAD with what a GET has stored. head never runs the handler for a GET, because the response to a GET
 // may never end.
 func (v *visit) head() {
 	if found, ok := v.cache.loader.Peek(v.r.Context(), v.key); ok && found.Value.serves(v.class, v.came, time.Now()) {
@@ -125,8 +126,9 @@ func (v *visit) head() {
 	v.next.ServeHTTP(v.w, v.r)
 }
 
-// pass lets the handler answer and judges the header that it leaves behind. If that response is not to be shared
-// either, the next requests need not wait to find that out. If it could be shared, the next request fills the cache.
+// pass lets the handler answer, and then judges the header of that response. If the response is also not to be shared,
+// pass extends the pass mark, so the next requests do not wait to find that out. If the response could be shared, the
+// next request fills the cache.
 func (v *visit) pass(m *passMark) {
 	before := maps.Clone(v.w.Header())
 	v.next.ServeHTTP(v.w, v.r)
@@ -142,7 +144,8 @@ func (v *visit) pass(m *passMark) {
 	v.cache.passMarks.set(v.key, v.class, false)
 }
 
-// added returns the fields of after that before lacks: those of the handler, not those of an outer middleware.
+// added returns the fields of after that before lacks. The handler has set these fields; an outer middleware has set
+// those of before.
 func added(before, after http.Header) http.Header {
 	h := make(http.Header, len(after))
 	for name, values := range after {

@@ -23,16 +23,16 @@ const (
 	allRows  span = "select"
 )
 
-// request is a query as the driver gets it. It shares no memory with the arguments of the caller.
+// request is a query as the driver gets it. A request shares no memory with the arguments of the caller.
 type request struct {
 	query string
 	args  []any
 	id    []byte // query and args, encoded one to one
 }
 
-// newRequest resolves pointers and Valuers now, while the caller still waits. The driver gets exactly what is in the
-// key. If it got the originals, a caller that changes what they point to would store the result of one query as that of
-// another.
+// newRequest resolves pointers and Valuers now, while the caller still waits. The driver gets exactly the values that
+// are in the key. If the driver got the original pointers, the caller could change the values behind them during the
+// load. Then the result of one query would be stored as the result of another.
 func newRequest(query string, args []any) (*request, error) {
 	if strings.TrimSpace(query) == "" {
 		return nil, invalid("query", "empty")
@@ -49,7 +49,7 @@ func newRequest(query string, args []any) (*request, error) {
 	return q, nil
 }
 
-// add appends one argument to the id and returns it as the driver gets it.
+// add appends one argument to the id, and returns the argument as the driver gets it.
 func (q *request) add(arg any) (any, error) {
 	named, isNamed := arg.(sql.NamedArg)
 	if isNamed {
@@ -74,20 +74,21 @@ func (q *request) add(arg any) (any, error) {
 // resolve converts an argument into a driver value that shares no memory with it.
 func resolve(arg any) (driver.Value, error) {
 	if n, ok := arg.(uint64); ok && n > math.MaxInt64 {
-		return n, nil // the default refuses these, MySQL takes them; another driver may still refuse them
+		return n, nil // the default conversion refuses them, MySQL takes them; another driver may refuse them
 	}
 	v, err := driver.DefaultParameterConverter.ConvertValue(arg)
 	switch v := v.(type) {
 	case []byte:
 		return bytes.Clone(v), err
 	case time.Time:
-		return v.Round(0), err // some drivers send a time's String, which shows the monotonic reading
+		return v.Round(0), err // without the monotonic reading: some drivers send String, which shows it
 	}
 	return v, err
 }
 
-// appendInstant appends a time as an argument: the instant, and how it reads. The instant alone is not enough: a driver
-// that sends the wall clock to a column without a time zone (lib/pq) gets another answer in another zone.
+// appendInstant appends a time as an argument: the instant, and the wall clock time. The instant alone is not enough.
+// A driver that sends the wall clock time to a column without a time zone (lib/pq) gets another answer in another
+// zone.
 func appendInstant(b []byte, t time.Time) []byte {
 	zone, offset := t.Zone()
 	b = binary.AppendVarint(append(b, tagTime), t.Unix())
@@ -95,7 +96,8 @@ func appendInstant(b []byte, t time.Time) []byte {
 	return binary.AppendVarint(appendString(b, zone), int64(offset))
 }
 
-// key returns the key for these rows of the result: a legible piece of the query, and a hash of all of it.
+// key returns the key for these rows of the result: a legible part of the query, and a hash of the whole query with
+// its arguments.
 func (q *request) key(rows span) string {
 	sum := sha256.Sum256(append(q.id, rows...))
 	b := make([]byte, 0, 96)

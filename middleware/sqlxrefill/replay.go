@@ -11,18 +11,18 @@ import (
 	"github.com/jmoiron/sqlx"
 )
 
-// replayer scans results with database/sql and sqlx themselves: it is a database whose every query returns the result
-// that the ctx carries. It has connections, because database/sql needs them, but no server.
+// replayer scans results with database/sql and sqlx themselves. A replayer is a database: each of its queries returns
+// the result that the ctx carries. It has connections, because database/sql needs connections, but it has no server.
 type replayer struct {
 	db sqlx.DB
 }
 
-// maxIdle is how many connections are kept for the next replays. One takes some hundred bytes; a new one costs some
-// hundred nanoseconds.
+// maxIdle is how many connections are kept for the next replays. A kept connection takes some hundred bytes. A new
+// connection costs some hundred nanoseconds.
 const maxIdle = 64
 
-// newReplayer returns a replayer that scans as like does. The copy carries the Mapper, the driver's name and the Unsafe
-// setting, which has no accessor.
+// newReplayer returns a replayer that scans as the database like does. The copy of that database carries the Mapper,
+// the driver's name and the Unsafe setting, which has no accessor.
 func newReplayer(like *sqlx.DB) *replayer {
 	r := &replayer{db: *like}
 	r.db.DB = sql.OpenDB(connector{})
@@ -42,7 +42,8 @@ func (r *replayer) close() error { return r.db.Close() }
 
 type resultKey struct{}
 
-// carry returns a ctx that cannot end. For one that can, database/sql would start a goroutine per query.
+// carry returns a ctx that holds res and cannot end. For a ctx that can end, database/sql would start a goroutine per
+// query.
 func carry(res *result) context.Context {
 	return context.WithValue(context.Background(), resultKey{}, res)
 }
@@ -78,8 +79,8 @@ type rows struct {
 func (r *rows) Columns() []string { return r.res.columns }
 func (r *rows) Close() error      { return nil }
 
-// Next hands out byte slices as copies. Scanners must not keep or change what they get, but some do, and other callers
-// get the same bytes.
+// Next hands out byte slices as copies. A Scanner must not keep or change the slice that it gets. Some Scanners do,
+// and other callers get the same result.
 func (r *rows) Next(dest []driver.Value) error {
 	if r.next >= len(r.res.values) {
 		return io.EOF

@@ -6,13 +6,14 @@ import (
 	"strconv"
 )
 
-// result is what a query returned. Callers share it: nothing changes it after it was read or decoded.
+// result is the set of rows that a query returned. Callers share a result, so nothing changes it after it was read or
+// decoded.
 type result struct {
 	columns []string
 	values  []any // row by row, as the driver returned them
 }
 
-// readResult reads the rows of a query. size is that of their encoding.
+// readResult reads the rows of a query. size is the size of their encoding in bytes.
 func readResult(rows *sql.Rows, which span) (r *result, size int, err error) {
 	r = new(result)
 	if r.columns, err = rows.Columns(); err != nil {
@@ -49,8 +50,8 @@ func readResult(rows *sql.Rows, which span) (r *result, size int, err error) {
 //
 //	number of columns, their names, number of rows, values row by row
 //
-// A value is a tag and the data for that tag. A change of the bytes needs a new name: a record with another name is a
-// miss.
+// A value is a tag and the data for that tag. A change of this format needs a new name of the codec, because a record
+// with another codec name is a miss.
 type codec struct{}
 
 func (codec) Name() string { return "sqlx1" }
@@ -90,7 +91,7 @@ func (r *result) encode() (b []byte, err error) {
 	return b, nil
 }
 
-// decodeResult accepts what encode makes, and nothing else. Its result shares no memory with data.
+// decodeResult accepts only bytes that encode made. The result shares no memory with data.
 func decodeResult(data []byte) (*result, error) {
 	c := cursor{b: data}
 	r := &result{columns: make([]string, c.count(1))}

@@ -9,21 +9,22 @@
 //	var u User
 //	err = users.GetContext(ctx, &u, `SELECT * FROM users WHERE id = $1`, 42)
 //
-// The cache holds the result as the driver returned it, not the struct. Every call scans it anew with sqlx itself. So
-// NULLs, Scanners, db tags, and errors about a dest are sqlx's own, and a caller may change what it gets.
+// The cache holds the result as the driver returned it, not the struct. Every call scans the result anew with sqlx
+// itself. So NULLs, Scanners, db tags, and errors about a dest work as in sqlx, and a caller may change the values
+// that it gets.
 //
 // # Limits
 //
-// The key of a result is the query's text and its arguments, and nothing else. Do not read a result through this
-// package if it depends on more: on the current user or role (row-level security), on session settings such as
-// search_path or the time zone, on the time, on random numbers, on the transaction or its isolation.
+// The key of a result consists of the query's text and its arguments, and nothing else. Do not read a result through
+// this package if the result depends on anything else: on the current user or role (row-level security), on session
+// settings such as search_path or the time zone, on the time, on random numbers, on the transaction or its isolation.
 //
-// So never use it inside a transaction, and never for data that a transaction bases a decision on: a result is up to
-// TTL old, and up to TTL + StaleFor with StaleFor. Use [DB.DB] for transactions, writes and all other reads. A
-// statement that writes and returns rows (INSERT … RETURNING) would write only when nothing is cached.
+// So never use a [DB] of this package inside a transaction, and never for data that a transaction bases a decision on:
+// a result is up to TTL old, and up to TTL + StaleFor with StaleFor. Use [DB.DB] for transactions, writes and all
+// other reads. A statement that writes and returns rows (INSERT … RETURNING) would write only when nothing is cached.
 //
-// Call [DB.Invalidate] after the transaction is committed, not inside it: a load that begins between the two would read
-// the old rows and keep them.
+// Call [DB.Invalidate] after the transaction is committed, not inside it: a load that begins after Invalidate but
+// before the commit would read the old rows and cache them.
 package sqlxrefill
 
 import (
@@ -41,24 +42,24 @@ import (
 
 // Config configures a [DB]. TTL, a field of the embedded refill.Config, is required.
 type Config struct {
-	// Config configures the Loader underneath: how long results live, and which store the fleet shares. Codec must be nil,
-	// see WrapCodec. An absent row (sql.ErrNoRows of GetContext) lives for NotFoundTTL. An empty result of SelectContext
-	// is a result, and lives for TTL.
+	// Config configures the Loader underneath: Its fields say how long results live, and which store the fleet shares.
+	// Codec must be nil, see WrapCodec. An absent row (sql.ErrNoRows of GetContext) lives for NotFoundTTL. An empty
+	// result of SelectContext is a result, and lives for TTL.
 	refill.Config
 
 	// Name precedes the keys in the shared store and appears in events. Default "sql". Two databases that share a store
-	// need two names, because the same query has the same key in both. Letters, digits, '.', '_' and '-', at most 64
-	// bytes.
+	// need two names, because the key of a query does not depend on the database. Letters, digits, '.', '_' and '-', at
+	// most 64 bytes.
 	Name string
 
-	// MaxBytes limits the results that are stored, in encoded bytes (about the size of their text). A larger one goes only
-	// to the callers in this process that wait for it, so later calls query the database again. See refill.Fill.NoStore.
-	// Default 1 MiB. Negative: no limit.
+	// MaxBytes limits the results that are stored, in encoded bytes (about the size of their text). A larger result goes
+	// only to the callers in this process that wait for it, so later calls query the database again. See
+	// refill.Fill.NoStore. Default 1 MiB. Negative: no limit.
 	MaxBytes int
 
 	// WrapCodec, if it is not nil, gets the encoding of results and returns the one to use, for instance to compress what
-	// the shared store holds. A new encoding makes misses of what is stored, as any change of a codec does. MaxBytes
-	// counts bytes before compression.
+	// the shared store holds. With a new encoding, all stored results become misses, as with any change of a codec.
+	// MaxBytes counts bytes before compression.
 	//
 	//	WrapCodec: func(c refill.Codec) refill.Codec { return codec.Compress(c, 4<<10) }
 	WrapCodec func(refill.Codec) refill.Codec
@@ -78,9 +79,9 @@ type DB struct {
 	closed atomic.Bool
 }
 
-// New returns a DB that caches what it reads from db. It copies db's Mapper and its Unsafe setting, so change these
-// before. db remains the caller's, to use and to close. An error wraps refill.ErrInvalid and names the invalid input.
-// Call [DB.Close] when the DB is no longer needed.
+// New returns a DB that caches what it reads from db. New copies db's Mapper and its Unsafe setting, so change these
+// before the call. The caller keeps db, and may use and close it. An error wraps refill.ErrInvalid and names the
+// invalid input. Call [DB.Close] when the DB is no longer needed.
 func New(db *sqlx.DB, cfg Config) (*DB, error) {
 	if db == nil || db.DB == nil {
 		return nil, invalid("db", "nil")
@@ -114,15 +115,16 @@ func (db *DB) DB() *sqlx.DB { return db.source }
 // GetContext is sqlx's GetContext with a cache: it scans the first row of the query into dest. If there is no row, it
 // returns sql.ErrNoRows and leaves dest as it was, even if dest does not fit the columns.
 //
-// The query runs for all callers that want its result. So it ends with the last of their contexts, not with the first,
-// and at LoadTimeout. This call ends with its own context. When the query fails, the error is a *refill.LoadError.
-// Callers in this process that waited for the query find the driver's own error in it with errors.Is and errors.As.
-// Callers on other nodes, and all later calls within ErrorTTL, get only its text. An error that wraps refill.ErrInvalid
-// names the query, argument or column that is at fault; a retry does not help. ErrClosed and ErrOverloaded are as in
-// package refill.
+// The query runs for all callers that want its result. So the query is cancelled when the last of their contexts has
+// ended, or at LoadTimeout. This call returns when its own context ends. When the query fails, the error is a
+// *refill.LoadError. Callers in this process that waited for the query find the driver's own error in the LoadError
+// with errors.Is and errors.As. Callers on other nodes, and all later calls within ErrorTTL, get only the text of the
+// driver's error. An error that wraps refill.ErrInvalid names the query, argument or column that is at fault; a retry
+// does not help. ErrClosed and ErrOverloaded are as in package refill.
 //
-// Arguments are converted to driver values as database/sql does by default, at once: the driver gets exactly what is in
-// the key. So a type that only the driver knows is an error, or reaches the driver as its underlying basic type.
+// The call converts its arguments to driver values at once, as database/sql does by default. The driver gets exactly
+// the values that are in the key. So an argument of a type that only the driver knows is an error, or reaches the
+// driver as its underlying basic type.
 func (db *DB) GetContext(ctx context.Context, dest any, query string, args ...any) error {
 	if !pointsTo(dest, reflect.Invalid) {
 		return db.orClosed(db.replay.get(dest, new(result))) // sqlx's own error, without a load
@@ -151,8 +153,9 @@ func (db *DB) SelectContext(ctx context.Context, dest any, query string, args ..
 }
 
 // Invalidate removes the results of this query with these arguments, for both GetContext and SelectContext, on all
-// nodes. When it has returned nil, no query that began before is served as fresh. Pass the same text and values as the
-// reads: 5 and int64(5) are the same, 5 and "5" are not, nor is one moment in two time zones.
+// nodes. When Invalidate has returned nil, no result of a query that began before the call is served as fresh. Pass
+// the same text and values as the reads. 5 and int64(5) are the same value. 5 and "5" differ, and so does one moment
+// in two time zones.
 //
 // Call Invalidate after the transaction that changed the rows is committed. An error means that the shared store was
 // not reached: see refill.Loader.Invalidate for what happens then.
@@ -160,8 +163,8 @@ func (db *DB) Invalidate(ctx context.Context, query string, args ...any) error {
 	return db.forBoth(ctx, db.loader.Invalidate, query, args)
 }
 
-// Expire marks the same results as Invalidate as stale: within StaleFor they are still served, while one node runs the
-// query again.
+// Expire makes stale the results that Invalidate would remove. Within StaleFor these results are still served, while
+// one node runs the query again.
 func (db *DB) Expire(ctx context.Context, query string, args ...any) error {
 	return db.forBoth(ctx, db.loader.Expire, query, args)
 }
@@ -177,8 +180,8 @@ func (db *DB) forBoth(
 	return do(ctx, q.key(firstRow), q.key(allRows))
 }
 
-// Close ends the cache: later calls return refill.ErrClosed. It waits for queries that callers wait for; see
-// refill.Loader.Close for how long, and for the error. The database stays open.
+// Close ends the cache: later calls return refill.ErrClosed. Close waits for the queries that callers wait for. See
+// refill.Loader.Close for the longest wait and for the error. The database stays open.
 func (db *DB) Close() error {
 	err := db.loader.Close()
 	db.closed.Store(true)
@@ -193,7 +196,7 @@ func (db *DB) orClosed(err error) error {
 	return err
 }
 
-// fetch returns the result of a query from the cache. It is shared, and read-only.
+// fetch returns the result of a query from the cache. Callers share the result, so it is read-only.
 func (db *DB) fetch(ctx context.Context, rows span, query string, args []any) (*result, error) {
 	q, err := newRequest(query, args)
 	if err != nil {
@@ -204,8 +207,8 @@ func (db *DB) fetch(ctx context.Context, rows span, query string, args []any) (*
 	})
 }
 
-// load runs the query. It may do so after its caller has gone, and for other callers: q is a copy of all that the
-// caller passed.
+// load runs the query. The caller that started the load may already have left, while other callers wait. So q is a
+// copy of everything that the caller passed.
 func (db *DB) load(ctx context.Context, rows span, q *request) (*result, error) {
 	found, err := db.source.QueryContext(ctx, q.query, q.args...)
 	if err != nil {
@@ -218,7 +221,7 @@ func (db *DB) load(ctx context.Context, rows span, q *request) (*result, error) 
 	}
 	if rows == firstRow {
 		if err := found.Close(); err != nil {
-			return nil, err // as in sqlx: what follows the row can also fail
+			return nil, err // as in sqlx: reading on after the row can also fail
 		}
 		if len(r.values) == 0 {
 			return nil, errNoRow
@@ -230,7 +233,7 @@ func (db *DB) load(ctx context.Context, rows span, q *request) (*result, error) 
 	return r, nil
 }
 
-// errNoRow makes refill cache the absence.
+// errNoRow makes refill cache the absence of a row.
 var errNoRow = fmt.Errorf("%w: the query returned no row", refill.ErrNotFound)
 
 // pointsTo reports whether dest is a non-nil pointer to a value of this kind (Invalid = any kind).

@@ -10,9 +10,8 @@ import (
 	"time"
 )
 
-// Drivers return values of these types. Each Go type has a tag, because a Scanner, or a dest of type any, sees the
-// type. database/sql/driver asks drivers for the types of the first group; some drivers also return those of the
-// second.
+// One tag per Go type that a driver may return, because a Scanner, or a scan into an any, sees the type. The tags
+// before the blank line are for the types that database/sql/driver allows, those after it for what some drivers add.
 const (
 	tagNil byte = iota
 	tagFalse
@@ -37,8 +36,8 @@ const (
 	tagFloat32
 )
 
-// appendValue appends a driver value. The encoding is one to one, and none is a prefix of another: keys are made of it
-// as well.
+// appendValue appends a driver value. The encoding is one to one, and no encoded value is a prefix of another, because
+// keys are also made of encoded values.
 func appendValue(b []byte, v any) ([]byte, error) {
 	switch v := v.(type) {
 	case nil:
@@ -106,7 +105,7 @@ func appendTime(b []byte, t time.Time) []byte {
 	}
 	name := t.Location().String()
 	if t.Location() == time.Local {
-		name = nameOfLocal // with TZ set, the location has that name
+		name = nameOfLocal // if TZ is set, the location Local has the name in TZ
 	}
 	zone, offset := t.Zone()
 	b = appendString(appendString(b, name), zone)
@@ -118,22 +117,22 @@ func appendUint(b []byte, n int) []byte      { return binary.AppendUvarint(b, ui
 
 var errNotResult = errors.New("sqlxrefill: not an encoded result")
 
-// cursor reads values off the front of b. Past the end, or at an unknown tag, it becomes bad; from then on it reads
-// zeros.
+// cursor reads values from the front of b. Past the end, or at an unknown tag, the cursor becomes bad. From then on it
+// reads zeros.
 type cursor struct {
 	b   []byte
 	bad bool
 
-	zone zone // of the last time: the times of one result often share it
+	zone zone // of the last time read: the times of one result often share a zone
 }
 
-// zone is how a time reads, and the locations for that on this node.
+// zone is the zone of an encoded time, with the locations that this node has for it.
 type zone struct {
 	name, abbreviation string
 	offset             int64
 
-	known *time.Location // of that name; nil = unknown here
-	fixed *time.Location // the offset alone
+	known *time.Location // the location of that name; nil = unknown on this node
+	fixed *time.Location // a location with the encoded abbreviation and offset only
 }
 
 func (c *cursor) fail() {
@@ -170,8 +169,8 @@ func (c *cursor) int() int64 {
 	return v
 }
 
-// count reads how many items of at least size bytes follow. There cannot be more than b has room for, so a bad number
-// does not allocate the memory of the machine.
+// count reads how many items of at least size bytes follow. A number of items that b has no room for is bad, so such a
+// number never makes the decoder allocate memory.
 func (c *cursor) count(size int) int {
 	n := c.uint()
 	if n > uint64(len(c.b)/size) {
@@ -246,7 +245,8 @@ func (c *cursor) integer(tag byte) any {
 	return nil
 }
 
-// narrow returns n as a T. n must fit: an int of another node may be wider than here.
+// narrow returns n as a T. An n that does not fit into T makes c bad: the int of another node may be wider than the
+// int of this node.
 func narrow[T int | int8 | int16 | int32 | uint | uint8 | uint16 | uint32, N int64 | uint64](c *cursor, n N) T {
 	if N(T(n)) != n {
 		c.fail()
@@ -279,8 +279,8 @@ func newZone(name, abbreviation string, offset int64) zone {
 	return zone{name, abbreviation, offset, knownZone(name), time.FixedZone(abbreviation, int(offset))}
 }
 
-// show makes t read as it did. This node may not know the zone, may have another Local, or may have other rules for the
-// zone. Then the encoded abbreviation and offset count.
+// show returns t in the zone that it had when it was encoded. This node may not know that zone, may have another
+// Local, or may have other rules for that zone. Then the encoded abbreviation and offset count.
 func (z *zone) show(t time.Time) time.Time {
 	if z.known != nil {
 		in := t.In(z.known)
@@ -291,7 +291,7 @@ func (z *zone) show(t time.Time) time.Time {
 	return t.In(z.fixed)
 }
 
-// zones holds the locations that were loaded from disk, by name. The tz database bounds it.
+// zones holds the locations that were loaded from disk, by name. It cannot grow larger than the tz database.
 var zones sync.Map
 
 // knownZone returns nil for a name that identifies no zone. Names without a slash are what drivers call fixed offsets

@@ -1,8 +1,8 @@
 -- KEYS: value, lease, claim.
 -- ARGV: token, channel, key, token of the record seen, ttl of the lease in ms, ttl of the claim in ms, '1' if a
--- back-off counts as free, how much longer than ours another lease may live in ms.
--- Reply: a driver.AcquireState and its fields: {0, seconds, microseconds}, {1, record}, or {2, holder, life in ms}; a
--- back-off has '!' and the failure for its holder.
+-- back-off counts as free, how many ms longer than ours another lease may live.
+-- Reply: a driver.AcquireState and its fields: {0, seconds, microseconds}, {1, record}, or {2, holder, life in ms}. For
+-- a back-off, the holder is '!' and the failure.
 local there = redis.call('MGET', KEYS[1], KEYS[2], KEYS[3])
 local record = there[1]
 local holder, awaited = holder_of(there[2])

@@ -4,8 +4,9 @@ local now = micros()
 local invalidated, expired, left = tag_state_of(KEYS[1])
 if not invalidated then invalidated, expired, left = now, 0, 0 end
 
--- later keeps a moment that the clock has not reached again after a small step back. A moment further ahead was written
--- before the clock was set back. If it stayed, values would be invalid until the clock reached it again.
+-- later returns the moment to write. If old is less than a second ahead, the clock has made a small step back, and
+-- later returns old. If old is further ahead, the clock was set back, and later returns now. If old stayed in that
+-- case, values would be invalid until the clock reached old again.
 local function later(old)
   if old > now and old < now + 1000000 then return old end
   return now
@@ -19,8 +20,8 @@ else
   expired = later(expired)
   at = expired
 end
--- A full Redis refuses a SET, unless the script has deleted something. If it refuses nevertheless, the tag is unknown,
--- so its values are invalid as well.
+-- A full Redis refuses a SET, unless the script has deleted something. If Redis refuses the SET nevertheless, the tag
+-- is unknown, so values with the tag are invalid in this case as well.
 redis.call('DEL', KEYS[1])
 set_tag_state(KEYS[1], invalidated, expired, math.max(left, tonumber(ARGV[5])))
 announce(ARGV[2], ARGV[4], ARGV[1], '', ARGV[3], string.format('%.0f', at))

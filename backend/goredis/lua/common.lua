@@ -15,15 +15,15 @@ local function announce(channel, kind, token, replaced, key, rest)
   redis.call('PUBLISH', channel, head .. token .. replaced .. key .. rest)
 end
 
--- micros returns the server's clock in microseconds. Lua's numbers hold such moments exactly. They are written with
--- %.0f, because tostring rounds them.
+-- micros returns the server's clock in microseconds. Lua's numbers hold such moments exactly. The scripts write a
+-- moment with %.0f, because tostring would round it.
 local function micros()
   local now = redis.call('TIME')
   return now[1] * 1000000 + now[2]
 end
 
 -- tag_state_of reads the state of a tag: when it was invalidated, when it was expired, and its life in ms. It returns
--- nothing if there is none, if parseTagState of tag.go would not accept it, or if it has no end.
+-- nil if there is no state, if parseTagState of tag.go would not accept the state, or if the state has no end.
 local function tag_state_of(key)
   local there = redis.call('MGET', key)[1] or ''
   local invalidated, expired = string.match(there, '^(%d+) (%d+)$')
@@ -54,8 +54,8 @@ local function claim_of(claim)
   return string.match(claim or '', '^(.*)@(%d+)%.(%d+)$')
 end
 
--- free deletes lease and claim, each if it belongs to the token. It returns whether one did, and the holder of the
--- lease.
+-- free deletes lease and claim, each if it belongs to the token. It returns whether at least one of the two did, and
+-- the holder of the lease.
 local function free(lease, claim, token)
   local there, mine = redis.call('MGET', lease, claim), {}
   local holder = holder_of(there[1])

@@ -12,7 +12,7 @@ if record and #record >= 62 and string.sub(record, 1, 3) == 'RF1' then
       stamp = string.char(low) .. stamp
       now = (now - low) / 256
     end
-    -- SETRANGE keeps the time to live. A record that cannot be changed must go.
+    -- SETRANGE keeps the time to live. A record that cannot be changed is deleted.
     local set = redis.pcall('SETRANGE', KEYS[1], 3, stamp)
     if type(set) == 'table' and set.err then redis.call('DEL', KEYS[1]) end
   end

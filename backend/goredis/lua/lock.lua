@@ -11,7 +11,7 @@ redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 local fence = tonumber(redis.call('MGET', KEYS[2])[1] or '') or 0
 if not (fence >= 0 and fence < 9e15) then fence = 0 end -- foreign bytes
 if not own or fence == 0 then
-  -- At least the time in microseconds, so the fence rises even if the counter was lost or has expired.
+  -- The fence is at least the time in microseconds, so it rises even if the counter was lost or has expired.
   fence = math.max(fence + 1, micros())
   redis.call('SET', KEYS[2], string.format('%.0f', fence), 'PX', ARGV[3])
 end

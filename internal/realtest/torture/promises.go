@@ -59,7 +59,7 @@ var promises = []promise{
 		}},
 		{"TestWaitersDoNotPoll", real, "20 callers wait 2.5 s for another node", mutant{}},
 		{"TestGetManyOnTwoNodes", real, "2 nodes GetMany the same 1,000 keys, 300 missing: single server, Cluster", mutant{
-			"each key is read on its own", "refill.go", "\tif r.many != nil && !r.manyRead {", "\tif false {",
+			"each key is read on its own as well", "refill.go", "} else if s != nil {", "} else if s != nil && false {",
 		}},
 		{"TestXFetchDistribution", memory, "early refresh at random moments, 1 and 8 nodes", mutant{
 			"the fleet refreshes without the lease", "refill.go",
