@@ -136,9 +136,9 @@ func (r *refill[V]) run(n next) {
 	}
 }
 
-// begin asks L1 once more, and then the store, in the cheaper of two ways. If most keys are missing in the store, begin
-// acquires at once. Acquire finds a value that a read would find. If there is no value, acquiring at once saves the
-// trip of the read.
+// begin asks L1 once more, and then the store. Usually it reads the store, and acquires the lease only if the read
+// found no fresh value. If more than half of the recent reads found nothing, it acquires the lease at once: that saves
+// the trip of the read. Acquire returns a value that is there, but its script costs more than a read.
 func (r *refill[V]) begin() next {
 	n := r.askL1()
 	if n.step != stepLookUp {

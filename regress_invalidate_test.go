@@ -362,8 +362,9 @@ func TestRefreshReadsTheStoreFirst(t *testing.T) {
 	})
 }
 
-// Rails' race_condition_ttl reads and then writes, so two processes can both win the refresh. After that time all
-// processes load. Here eight nodes call Get at the same moment, once while the value is stale and once after it has
+// Rails' race_condition_ttl is the time after expiry in which one process refreshes and the others get the stale value.
+// Rails reads and then writes, so two processes can both win the refresh. Once that time is over, all processes load.
+// Here eight nodes call Get at the same moment, once while the value is stale and once after it has
 // expired. Each time one node loads.
 func TestOneLoadIfAllNodesRefresh(t *testing.T) {
 	for state, after := range map[string]time.Duration{"stale": 2 * time.Second, "expired": time.Minute} {

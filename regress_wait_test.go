@@ -150,7 +150,7 @@ func TestHungLoadFreesItsKey(t *testing.T) {
 	})
 }
 
-// In otter (a caller with a deadline of 30 ms waited 201 ms), sturdyc, sc, bool64/cache, and all users of
+// In otter (a caller with a deadline of 30 ms waited 201 ms), sturdyc, motoki317/sc, bool64/cache, and all users of
 // singleflight.Do, a caller that waits for the load of another caller has no deadline of its own. Here the deadline of
 // a caller ends each kind of wait.
 func TestWaitersKeepTheirDeadlines(t *testing.T) {
@@ -178,9 +178,9 @@ func TestWaitersKeepTheirDeadlines(t *testing.T) {
 	})
 }
 
-// In sc every Get after a panic in a load hangs. In go-zero and bool64/cache the waiters get nil and no error. The
-// singleflight of x/sync had both bugs, and a third with Goexit (golang/go#41133, #33519). Here waiters on two nodes
-// get an error. After the back-off the key can be loaded again.
+// In motoki317/sc every Get after a panic in a load hangs. In go-zero and bool64/cache the waiters get nil and no
+// error. The singleflight of x/sync once had both bugs, and a third with Goexit (golang/go#41133, #33519). Here waiters
+// on two nodes get an error. After the back-off the key can be loaded again.
 func TestPanicReachesAllWaiters(t *testing.T) {
 	for name, end := range map[string]func(){
 		"panic": func() { panic("ouch") }, "panic(nil)": func() { panic(nil) }, "Goexit": runtime.Goexit,
@@ -218,9 +218,9 @@ func TestPanicReachesAllWaiters(t *testing.T) {
 	}
 }
 
-// In otter, hot, sc, bool64/cache and replicate/go a panic in a background refresh ends the process, because no caller
-// can recover the panic. Here such a refresh fails like any other: callers get the stale value, and the key is
-// refreshed again after the back-off.
+// In otter, hot, motoki317/sc, bool64/cache and replicate/go a panic in a background refresh ends the process, because
+// no caller can recover the panic. Here such a refresh fails like any other: callers get the stale value, and the key
+// is refreshed again after the back-off.
 func TestPanicOfARefreshIsContained(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var loads atomic.Int64

@@ -206,10 +206,10 @@ func (c *checker) g2Store() {
 	}
 }
 
-// g2Announced: other nodes follow with the announcement. A moment after an invalidation has returned, a healthy node
-// with a healthy Redis no longer answers from L1, or from a flight, with a value that was loaded before it. If only
-// announcements may have been lost (soft faults), it no longer does so after LocalTTL. A node that cannot reach its
-// store may serve what it has; G5 bounds that.
+// g2Announced: other nodes drop a value when its invalidation is announced. A moment after the invalidation has
+// returned, a healthy node with a healthy Redis no longer answers from L1, or from a flight, with an older value.
+// During soft faults the node can reach its store, but may miss the announcement. Then L1 stops serving the older value
+// after LocalTTL. A node that cannot reach its store may serve what it has; G5 bounds that.
 func (c *checker) g2Announced() {
 	done := latestBy(c.allInvalidations(), begin, succeeded, byKey)
 	lostAnnouncement := c.LocalTTL + c.StoreTimeout + slack
