@@ -251,6 +251,9 @@ func (m *manyKeys[V]) snapshot(r *refill[V]) (*snapshot, error) {
 
 // read reads the store for all refills: in one exchange, and in one more if values have tags.
 func (m *manyKeys[V]) read() (map[*refill[V]]*snapshot, error) {
+	if len(m.refills) == 0 { // all of them refresh: an empty read would count as an answer of the store
+		return nil, nil
+	}
 	l := m.l
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.ctx), l.cfg.StoreTimeout)
 	defer cancel()

@@ -549,3 +549,18 @@ func TestRefreshAfterAnOrdinaryFlight(t *testing.T) {
 		wait()
 	})
 }
+
+// A Refresh uses nothing that is stored, so its keys share no read. An empty read would succeed without a call of the
+// server, and would hide from the breaker that the server does not answer.
+func TestRefreshOfManyMakesNoSharedRead(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newSpy(memory.New())
+		l := node(t, (&db{}).load, refill.Config{TTL: time.Hour, Shared: s})
+		if err := l.Refresh(t.Context(), "a", "b", "c"); err != nil {
+			t.Fatal(err)
+		}
+		if n := s.many.Load(); n != 0 {
+			t.Errorf("got %d GetManys of the store, want 0", n)
+		}
+	})
+}
