@@ -280,7 +280,7 @@ func (g *batcher[V]) enter(l *Loader[V], given string, window time.Duration) *ba
 // batchSlot is loadSlot for a refill of a bulk Loader. The slot is an entry in a batch that has a load slot.
 func (r *refill[V]) batchSlot(
 	inbox <-chan driver.Announcement, giveUp <-chan time.Time,
-) (free func(), news *driver.Announcement, err error) {
+) (free func(), announced *driver.Announcement, err error) {
 	if r.batched == nil || r.batched.hasLeft() {
 		window := r.cfg.BulkWindow
 		if r.many != nil {
@@ -300,14 +300,14 @@ func (r *refill[V]) batchSlot(
 			e.batch.hurry()
 			continue
 		case a := <-inbox:
-			news = &a
+			announced = &a
 		case <-giveUp:
 			err = ErrOverloaded
 		case <-r.flight.Context().Done():
 			err = context.Cause(r.flight.Context())
 		}
 		e.leave()
-		return nil, news, err
+		return nil, announced, err
 	}
 }
 

@@ -51,7 +51,7 @@ func (l *Loader[V]) tryLoadSlot() (free func()) {
 // for this refill, the refill does not queue for a slot: the waiting load may hold the last slot itself.
 func (r *refill[V]) loadSlot(
 	inbox <-chan driver.Announcement, giveUp <-chan time.Time,
-) (free func(), news *driver.Announcement, err error) {
+) (free func(), announced *driver.Announcement, err error) {
 	if r.loadKey == nil {
 		return r.batchSlot(inbox, giveUp)
 	}

@@ -289,12 +289,12 @@ func (r *refill[V]) acquire() next {
 		return failed(cause)
 	}
 	// The load slot comes first: a refill that had the lease and queued for a slot would keep all nodes waiting.
-	free, news, err := r.loadSlot(r.flight.Inbox(), nil)
+	free, announced, err := r.loadSlot(r.flight.Inbox(), nil)
 	switch {
 	case err != nil:
 		return failed(err)
-	case news != nil:
-		return r.onAnnouncement(*news)
+	case announced != nil:
+		return r.onAnnouncement(*announced)
 	}
 	r.flight.DrainInbox() // the store's reply will be newer than these announcements
 	return r.acquireWith(free)
@@ -352,8 +352,8 @@ func (r *refill[V]) wait(a *acquisition) next {
 	timer := time.NewTimer(waitFor(a.Left, r.cfg.LockTTL))
 	defer timer.Stop()
 	select {
-	case news := <-r.flight.Inbox():
-		return r.onAnnouncement(news)
+	case announced := <-r.flight.Inbox():
+		return r.onAnnouncement(announced)
 	case <-timer.C:
 		return next{step: stepAcquire}
 	case <-r.flight.Context().Done():
