@@ -1,9 +1,9 @@
-# make test | lint | bench | fuzz | model | torture | services. `make` alone explains them.
-# It needs make and sh only. The modules are those of go.work.
+# Targets: test, lint, bench, fuzz, model, torture, services. `make` without a target explains them.
+# The Makefile needs only Go, make and sh. go.work lists the modules.
 
 MODULE = github.com/refill-go/refill
 
-# golangci-lint is built once, outside of the tree. v2.12 is the newest version that builds with Go 1.25.
+# `make lint` builds golangci-lint once, outside of the tree. v2.12 is the newest version that builds with Go 1.25.
 LINT_VERSION = v2.12.2
 CACHE        = $${REFILL_CACHE:-$${XDG_CACHE_HOME:-$${HOME:-/tmp}/.cache}/refill}
 
@@ -22,19 +22,20 @@ help:
 	@echo 'make services  start a Redis on a free port, and print how to stop it'
 	@echo 'As root, these install missing programs with apt-get. Otherwise they print the command.'
 
-# One go test runs all modules of go.work: their paths have the same prefix. So its own lines come last. The race
-# detector needs gcc.
+# One go test runs all modules of go.work, because their paths have the same prefix. The race detector needs gcc.
+# Without gcc the tests run without the race detector; with REFILL_NO_SKIP=1 they fail.
 test: servers
 	@race=-race; command -v gcc >/dev/null || [ "$$REFILL_NO_SKIP" = 1 ] || race=; \
 	set -x; go test $$race -shuffle=on -count=1 $(MODULE)/...
 
-# The programs that the tests start. Tests whose program is missing are skipped; with REFILL_NO_SKIP=1 they fail.
+# Installs, or asks for, the programs that the tests need. A test whose program is missing is skipped. With
+# REFILL_NO_SKIP=1 such a test fails.
 servers:
 	@$(call need,redis-server,redis-server,the tests with a real Redis)
 	@$(call need,gcc,gcc libc6-dev,the race detector and the tests that set the clock of a Redis)
 
-# need: a program, its packages, what is skipped without it. As root (containers, CI) it installs the packages.
-# Otherwise it installs nothing and never calls sudo: it prints the command.
+# need PROGRAM,PACKAGES,WHAT IS SKIPPED WITHOUT THE PROGRAM. If the program is missing, need installs the packages as
+# root (containers, CI). As another user, need prints the command that installs them, and never calls sudo.
 need = if command -v $(1) >/dev/null; then exit 0; fi; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		echo '$(1) is not installed. Installing as root: apt-get install $(2)'; \
@@ -52,8 +53,8 @@ model:
 	@$(call need,spin,spin,the check of the model)
 	docs/model/check.sh
 
-# Runs the tests of every promise at length, then breaks the code once per promise: its test must fail. Writes the table
-# of docs/guarantees.md. REFILL_TORTURE_FOR is the length of the histories.
+# Runs the tests of every promise at length. Then breaks the code for each test, and checks that the test fails. Writes
+# the tables of docs/guarantees.md. REFILL_TORTURE_FOR is how long the history test runs.
 torture: servers
 	go run ./internal/realtest/torture -breaks -write
 
@@ -71,7 +72,7 @@ lint:
 bench: servers
 	go run ./bench -suite '$(SUITE)'
 
-# go test -fuzz takes one fuzz test of one package at a time.
+# A loop, because go test -fuzz runs only one fuzz test of one package.
 fuzz:
 	@go list -f '{{.Dir}}' $(MODULE)/... | while IFS= read -r dir; do \
 		cat "$$dir"/*_test.go 2>/dev/null | sed -n 's/^func \(Fuzz[A-Za-z0-9_]*\)(.*/\1/p' | while read -r name; do \
@@ -80,7 +81,7 @@ fuzz:
 		done || exit 1; \
 	done
 
-# Runs in the foreground until Ctrl-C. `make services &` returns to the prompt.
+# Redis runs in the foreground until Ctrl-C. `make services &` runs it in the background.
 services: servers
 	@command -v redis-server >/dev/null || exit 1; \
 	dir=$$(mktemp -d); pid=; trap 'kill $$pid 2>/dev/null; wait; rm -rf "$$dir"' EXIT; trap 'exit 0' INT TERM; \

@@ -3,24 +3,67 @@ package refill
 import (
 	"encoding/json"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
-// This file is about loads that failed: the error as it is sent to other nodes, and the back-offs that this process
-// knows.
+// This file handles loads that failed: the error as other nodes get it, and the back-offs that this process knows.
 
-// loadError wraps the error of a load of this node. The back-off grows with each failure of the key in a row. Failures
-// on other nodes count as well, as far as this node knows of them.
-func (r *refill[V]) loadError(err error, panicked bool) *LoadError {
+// loadError wraps the error of a load of this node. If another node has failed just before, the failure holds the whole
+// fleet back. The back-off grows with each failure of the key in a row, unless the load has set a back-off. Two nodes
+// that fail one after the other count as one failure.
+func (r *refill[V]) loadError(err error, panicked bool, t terms) *LoadError {
 	e := &LoadError{
 		Key: r.key, Node: r.node.id, Err: err, Panic: panicked, Timeout: errors.Is(err, errLoadTimeout),
-		failures: r.backoffs.failures(r.key, r.epoch.Key) + 1,
+		fleet: r.earlier != nil, failures: r.backoffs.failures(r.key, r.epoch.Key) + 1,
 	}
-	e.RetryAfter = backOff(r.cfg.ErrorTTL, r.cfg.MaxErrorTTL, e.failures)
+	if e.fleet {
+		e.failures = max(e.failures, r.earlier.failures)
+	}
+	e.RetryAfter = t.errorTTL.or(backOff(r.cfg.ErrorTTL, r.cfg.MaxErrorTTL, e.failures))
 	return e
 }
+
+// failing counts the loads of this node that failed in a row. The loads of one key count once.
+type failing struct {
+	any, full atomic.Bool  // n > 0, n == sickAfter
+	last      atomic.Int64 // how long the last failed load took
+
+	mu   sync.Mutex // guards the next two
+	keys [sickAfter]string
+	n    int
+}
+
+// sickAfter is how many different keys must fail in a row before the node itself is taken for the cause.
+const sickAfter = 3
+
+// note counts a load. A load that all callers have left counts as failed: on a node whose database does not answer,
+// callers often leave before LoadTimeout.
+func (f *failing) note(key string, failed bool, took time.Duration) {
+	if !failed && !f.any.Load() {
+		return
+	}
+	f.last.Store(int64(took))
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case !failed:
+		f.n = 0
+	case f.n < sickAfter && !slices.Contains(f.keys[:f.n], key):
+		f.keys[f.n] = key
+		f.n++
+	}
+	f.any.Store(f.n > 0)
+	f.full.Store(f.n == sickAfter)
+}
+
+func (f *failing) took() time.Duration { return time.Duration(f.last.Load()) }
+
+// sick reports whether the last loads of this node failed, of sickAfter different keys.
+func (f *failing) sick() bool { return f.full.Load() }
 
 // wireError is the part of a LoadError that other nodes get.
 type wireError struct {
@@ -28,27 +71,42 @@ type wireError struct {
 	Text     string `json:"text"`
 	Panic    bool   `json:"panic,omitempty"`
 	Timeout  bool   `json:"timeout,omitempty"`
+	Fleet    bool   `json:"fleet,omitempty"`
 	Failures int    `json:"failures"` // in a row
 	BackOff  int64  `json:"back_off"` // ms; 0 = none
 }
 
-// maxWireText is how much of an error's text is sent.
+// backOff is the length of the back-off. It is from 0 to maxSpan, even if the text comes from a foreign program.
+func (w wireError) backOff() time.Duration {
+	return time.Duration(min(max(w.BackOff, 0), maxSpan.Milliseconds())) * time.Millisecond
+}
+
+// saidBackOff returns the length of the back-off that a failure in the store has noted, and 0 if it has noted none.
+func saidBackOff(wire string) time.Duration {
+	var w wireError
+	if json.Unmarshal([]byte(wire), &w) != nil {
+		return 0
+	}
+	return w.backOff()
+}
+
+// maxWireText is how much of an error's text is sent to other nodes, in bytes.
 const maxWireText = 1 << 10
 
-// wire returns the text that other nodes get of e. It has the first line of the cause.
+// wire returns the JSON text that other nodes get of e. It has the first line of the cause, cut to maxWireText.
 func (e *LoadError) wire() string {
 	text, _, _ := strings.Cut(e.Err.Error(), "\n")
 	b, err := json.Marshal(wireError{
-		e.Node, text[:min(len(text), maxWireText)], e.Panic, e.Timeout, e.failures, e.RetryAfter.Milliseconds(),
+		e.Node, text[:min(len(text), maxWireText)], e.Panic, e.Timeout, e.fleet, e.failures, e.RetryAfter.Milliseconds(),
 	})
 	if err != nil {
-		return "{}" // impossible: strings, bools and numbers
+		return "{}" // cannot happen: a wireError has only strings, bools and numbers
 	}
 	return string(b)
 }
 
-// loadErrorOf returns the LoadError that a node left in the store or announced. left is the remaining back-off as the
-// store counts it; 0 = unknown.
+// loadErrorOf returns the LoadError that a node left in the store or announced. If this node made the error,
+// loadErrorOf returns the original. left is the remaining back-off as the store counts it; 0 = unknown.
 func (l *Loader[V]) loadErrorOf(key, wire string, left time.Duration) *LoadError {
 	w := wireError{BackOff: l.cfg.ErrorTTL.Milliseconds()}
 	if json.Unmarshal([]byte(wire), &w) != nil {
@@ -60,23 +118,23 @@ func (l *Loader[V]) loadErrorOf(key, wire string, left time.Duration) *LoadError
 		}
 	}
 	if left <= 0 {
-		left = min(max(0, time.Duration(w.BackOff)*time.Millisecond), l.cfg.MaxErrorTTL)
+		left = w.backOff()
 	}
 	return &LoadError{
 		Key: key, Node: w.Node, Panic: w.Panic, Timeout: w.Timeout, RetryAfter: left, Err: errors.New(w.Text),
-		failures: w.Failures,
+		fleet: w.Fleet, failures: w.Failures,
 	}
 }
 
 // backOffOf returns the error of the last failed load of key that this process knows of. It returns nil if the back-off
-// of that load is over, or if an invalidation came after the load began.
+// of that load is over, or if key was invalidated after that load began.
 func (l *Loader[V]) backOffOf(key string) *LoadError {
 	return l.backoffs.get(key, l.l1.Epoch(key).Key)
 }
 
-// backoffs are the failed loads that this process knows of. They have three uses. They keep the error itself, while the
-// store has only the text of the error. They count failures. They hold loads back if there is no store in which to
-// leave a back-off.
+// backoffs are the failed loads that this process knows of. They have three uses. They keep the error itself, because
+// the store has only the text of the error. They count failures in a row. While the store does not answer, they are the
+// only back-off of this process.
 type backoffs struct {
 	mu    sync.Mutex
 	byKey map[string]pastFailure
@@ -85,15 +143,15 @@ type backoffs struct {
 type pastFailure struct {
 	err   *LoadError
 	until time.Time
-	epoch uint32 // l1.Epoch.Key before the load began: like an entry of L1, a failure is judged when it is read
+	epoch uint32 // l1.Epoch.Key before the load began; another epoch now means that the key was invalidated
 }
 
-// maxBackoffs bounds the memory of backoffs. Further failures are not remembered, which costs a load, or starts a
-// back-off anew.
+// maxBackoffs bounds the memory of backoffs. Further failures are not remembered. A key that is not remembered may be
+// loaded once too often, or its back-off may start again at ErrorTTL.
 const maxBackoffs = 4096
 
-// remember keeps a failure for the time of its back-off, and for the same time again. A failure after that counts as
-// the first failure in a row.
+// remember keeps a failure for twice its back-off. If the key fails later than that, the failure counts as the first in
+// a row.
 func (b *backoffs) remember(key string, err *LoadError, epoch uint32) {
 	if err.RetryAfter <= 0 {
 		return
@@ -118,7 +176,8 @@ func (b *backoffs) remember(key string, err *LoadError, epoch uint32) {
 
 func (p pastFailure) isOver(now time.Time) bool { return now.After(p.until.Add(p.err.RetryAfter)) }
 
-// get returns the failure of key if the back-off of that failure lasts. RetryAfter is what is left of the back-off.
+// get returns the failure of key while the back-off of that failure lasts, and nil after that. RetryAfter of the result
+// is what is left of the back-off.
 func (b *backoffs) get(key string, epoch uint32) *LoadError {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// At most maxBackoffs failures are remembered. Failures that are over make room.
+// A node remembers at most maxBackoffs failures. When the memory is full, remember drops the failures whose back-off
+// was over long ago, and then adds the new failure. A failure without a back-off is not remembered.
 func TestBackoffsAreBounded(t *testing.T) {
 	b := backoffs{}
 	for i := range 2 * maxBackoffs {

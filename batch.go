@@ -2,6 +2,7 @@ package refill
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -10,19 +11,18 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file is one call of a bulk load function.
+// This file collects keys for one call of a bulk load function, and makes the call.
 
-// batch is one call of a bulk load function, while refills enter and while the call runs. A refill enters the batch
-// before it asks for its lease. Then the refill either leaves the batch, or asks the batch for its key. The batch runs
-// when no further refill can enter, and each refill has done one of the two. So the batch loads exactly the keys whose
-// leases were acquired.
+// batch is one call of a bulk load function. A refill enters the batch before it asks the store for its lease. If the
+// refill gets the lease, it asks the batch to load its key. Otherwise the refill leaves the batch. The call begins when
+// no further refill can enter, and every refill has asked or left. So the call loads exactly the keys whose leases were
+// acquired.
 type batch[V any] struct {
 	l *Loader[V]
 
-	acquire sync.Once     // takes a load slot, for all entries
-	ready   chan struct{} // closed when the load slot is held, or not needed
-	unused  chan struct{} // closed when all entries have left: the batch needs no slot
-	urgent  chan struct{} // closed when an entry must not queue, see flight.Flight.Urgent
+	ready  chan struct{} // closed when the batch has a load slot, or needs none
+	unused chan struct{} // closed when all entries have left: the batch needs no slot
+	urgent chan struct{} // closed when an entry must not wait for a slot, see flight.Flight.Urgent
 
 	mu       sync.Mutex // guards all fields below, and left of each entry
 	open     bool       // refills can enter
@@ -33,7 +33,9 @@ type batch[V any] struct {
 	awaited  int // while the batch runs: asked entries whose flight still waits
 	cancel   context.CancelFunc
 	isUrgent bool
-	slotHeld bool
+	queues   bool   // for a load slot
+	hasSlot  bool   // or needs none; never reset
+	free     func() // gives the slot back; nil after that
 }
 
 // batchEntry is the place of one refill in a batch.
@@ -42,7 +44,7 @@ type batchEntry[V any] struct {
 	key   string // as given
 	left  bool   // the entry has left, or asked; guarded by batch.mu
 
-	ctx    context.Context // of the refill's load; written before the entry is in batch.asked, as is fill
+	ctx    context.Context // of the refill's load; ctx and fill are written before the entry is in batch.asked
 	fill   *Fill
 	done   chan struct{} // closed when result can be read
 	result loaded[V]
@@ -55,8 +57,9 @@ func newBatch[V any](l *Loader[V]) *batch[V] {
 	}
 }
 
-// enter returns an entry for a key. It returns nil if the batch is closed, or if the batch has the key already. Two
-// refills with one key would share one Fill, so one refill would get the tags and times of the other refill.
+// enter returns an entry for a key. It returns nil if the batch is closed, or if the batch has the key already. The
+// reason for the second case: two refills with one key would share one Fill, so one refill would get the tags and times
+// of the other refill.
 func (b *batch[V]) enter(given string) *batchEntry[V] {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -68,7 +71,7 @@ func (b *batch[V]) enter(given string) *batchEntry[V] {
 	return &batchEntry[V]{batch: b, key: given, done: make(chan struct{})}
 }
 
-// close ends the time in which refills can enter.
+// close keeps further refills from entering.
 func (b *batch[V]) close() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -76,7 +79,8 @@ func (b *batch[V]) close() {
 	b.check()
 }
 
-// leave gives the entry up, unless the refill of the entry has already asked for its key.
+// leave says that the entry needs no load, so that the batch no longer waits for it. leave does nothing if the refill
+// of the entry has already asked the batch to load the key.
 func (e *batchEntry[V]) leave() {
 	b := e.batch
 	b.mu.Lock()
@@ -94,8 +98,8 @@ func (e *batchEntry[V]) hasLeft() bool {
 	return e.left
 }
 
-// check runs the batch when no refill can enter and every entry has asked or left. If all entries have left, check ends
-// the batch instead. The caller holds b.mu.
+// check starts the call when no refill can enter and every entry has left or asked for its key. If all entries have
+// left, check ends the batch without a call. The caller holds b.mu.
 func (b *batch[V]) check() {
 	switch {
 	case b.open || b.pending > 0 || b.running:
@@ -111,36 +115,49 @@ func (b *batch[V]) check() {
 
 // freeSlot gives the load slot back. The caller holds b.mu.
 func (b *batch[V]) freeSlot() {
-	if b.slotHeld {
-		b.slotHeld = false
-		<-b.l.loadSlots
+	if b.free != nil {
+		b.free()
+		b.free = nil
 	}
 }
 
-// acquireSlot takes a load slot for the batch, when the first entry of the batch needs the slot.
-func (b *batch[V]) acquireSlot() {
-	b.acquire.Do(func() {
-		if b.l.loadSlots == nil {
-			close(b.ready)
-			return
-		}
-		go func() {
-			defer close(b.ready)
-			select {
-			case b.l.loadSlots <- struct{}{}:
-			case <-b.urgent:
-				return
-			case <-b.unused:
-				return
-			}
-			b.mu.Lock()
-			defer b.mu.Unlock()
-			b.slotHeld = true
-			if b.running && len(b.asked) == 0 { // all entries have left before the slot was free
-				b.freeSlot()
-			}
-		}()
-	})
+// acquireSlot takes a load slot for the batch, and reports whether the batch has one. If no slot is free and queue is
+// set, the batch queues for a slot, and ready is closed when it has one.
+func (b *batch[V]) acquireSlot(queue bool) (ready bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.hasSlot || b.queues {
+		return b.hasSlot
+	}
+	if free := b.l.tryLoadSlot(); free != nil {
+		b.slotAcquired(free)
+	} else if b.queues = queue; queue {
+		go b.queueForSlot()
+	}
+	return b.hasSlot
+}
+
+func (b *batch[V]) queueForSlot() {
+	free := func() {}
+	select {
+	case b.l.loadSlots <- struct{}{}:
+		free = func() { <-b.l.loadSlots }
+	case <-b.urgent: // the batch goes on without a slot
+	case <-b.unused:
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.slotAcquired(free)
+	if b.running && len(b.asked) == 0 { // all entries have left before the slot was free
+		b.freeSlot()
+	}
+}
+
+// slotAcquired lets the entries go on. The caller holds b.mu.
+func (b *batch[V]) slotAcquired(free func()) {
+	b.hasSlot, b.free = true, free
+	close(b.ready)
 }
 
 // hurry lets the batch go on without a load slot. It is called when a load that holds a slot waits for this batch.
@@ -153,7 +170,8 @@ func (b *batch[V]) hurry() {
 	}
 }
 
-// load asks for the key of the entry, and returns when the batch has run. ctx is the ctx of the refill's load.
+// load asks the batch for the key of the entry, and returns the result of the call. ctx is the ctx of the refill's
+// load.
 func (e *batchEntry[V]) load(ctx context.Context) loaded[V] {
 	b := e.batch
 	e.ctx, e.fill = ctx, outerFill(ctx)
@@ -173,8 +191,9 @@ func (e *batchEntry[V]) load(ctx context.Context) loaded[V] {
 	return e.result
 }
 
-// giveUp is called when no caller waits for the key any longer. When the last entry gives up, the running call is
-// cancelled.
+// giveUp is called when no caller waits for the key any longer, or when the load of the key has timed out. If the load
+// function does not run yet, giveUp removes the entry from the batch. If the load function runs, it is cancelled when
+// all entries have given up.
 func (e *batchEntry[V]) giveUp() {
 	b := e.batch
 	b.mu.Lock()
@@ -198,12 +217,12 @@ func (e *batchEntry[V]) giveUp() {
 func (b *batch[V]) run(entries []*batchEntry[V]) {
 	first := entries[0]
 	fill := &Fill{loader: b.l, outer: first.fill.outer, parts: make(map[string]*Fill, len(entries))}
-	keys := make([]string, len(entries))
+	keys, storeKeys := make([]string, len(entries)), make([]string, len(entries))
 	for i, e := range entries {
-		keys[i] = e.key
+		keys[i], storeKeys[i] = e.key, e.fill.key
 		fill.parts[e.key] = e.fill
 	}
-	// The call is cancelled when the last flight that waits for it has gone.
+	// giveUp cancels this ctx when the last flight that waits for the call has gone.
 	ctx := context.WithValue(context.WithoutCancel(first.ctx), fillKey{}, fill)
 	ctx, cancel := context.WithTimeoutCause(ctx, b.l.cfg.LoadTimeout, errLoadTimeout)
 	defer cancel()
@@ -213,6 +232,9 @@ func (b *batch[V]) run(entries []*batchEntry[V]) {
 		cancel()
 	}
 	b.mu.Unlock()
+	began, call := time.Now(), b.l.loads.Begin(b.returnSlot, storeKeys...)
+	defer b.l.loads.End(call)
+	defer context.AfterFunc(ctx, func() { b.l.loads.Outlive(call, began.Add(b.l.cfg.LoadTimeout)) })()
 	var values map[string]V
 	protect(func() loaded[V] {
 		got, err := b.l.bulk(ctx, keys)
@@ -221,13 +243,16 @@ func (b *batch[V]) run(entries []*batchEntry[V]) {
 	}, func(v loaded[V]) { b.handOut(entries, values, v) })
 }
 
-// handOut ends the batch. v says how the call ended.
+// handOut gives each entry its result. v says how the call ended.
 func (b *batch[V]) handOut(entries []*batchEntry[V], values map[string]V, v loaded[V]) {
+	failed, err := keyErrors(v)
 	for _, e := range entries {
 		value, there := values[e.key]
 		switch {
-		case v.err != nil:
+		case err != nil:
 			e.result = v
+		case failed[e.key] != nil:
+			e.result = loaded[V]{err: failed[e.key]}
 		case there:
 			e.result = loaded[V]{value: value}
 		default:
@@ -235,16 +260,36 @@ func (b *batch[V]) handOut(entries []*batchEntry[V], values map[string]V, v load
 		}
 		close(e.done)
 	}
+}
+
+func (b *batch[V]) returnSlot() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.freeSlot()
 }
 
-// regroupDelay is how long keys that missed the batch of their GetMany wait to form a new batch. Such keys usually miss
-// the batch together, when a node dies or the store goes away.
+// keyErrors returns the keys that a bulk load function has named as failed, by the *KeyErrors that it has returned. It
+// returns an error instead if all keys have failed. A wrapped *KeyErrors without keys fails all keys as well, because
+// then another error may be all that the function has reported.
+func keyErrors[V any](v loaded[V]) (failed map[string]error, all error) {
+	if v.err == nil || v.panicked {
+		return nil, v.err
+	}
+	if e, bare := any(v.err).(*KeyErrors); bare && (e == nil || len(e.Errs) == 0) {
+		return nil, nil
+	}
+	var e *KeyErrors
+	if errors.As(v.err, &e) && e != nil && len(e.Errs) > 0 {
+		return e.Errs, nil
+	}
+	return nil, v.err
+}
+
+// regroupDelay is how long a key that missed the batch of its GetMany waits for other such keys, to load them in a new
+// batch. Many keys miss their batch at the same time when a node dies or the store goes away.
 const regroupDelay = 5 * time.Millisecond
 
-// batcher holds the batch that single refills of a bulk Loader enter.
+// batcher holds the batch that refills of a bulk Loader enter if they are not in the batch of a GetMany.
 type batcher[V any] struct {
 	mu   sync.Mutex
 	open *batch[V]
@@ -277,7 +322,8 @@ func (g *batcher[V]) enter(l *Loader[V], given string, window time.Duration) *ba
 	return e
 }
 
-// batchSlot is loadSlot for a refill of a bulk Loader. The slot is an entry in a batch that has a load slot.
+// batchSlot is loadSlot for a refill of a bulk Loader. Instead of a slot of its own, the refill gets an entry in a
+// batch that has a load slot. free leaves the batch.
 func (r *refill[V]) batchSlot(
 	inbox <-chan driver.Announcement, giveUp <-chan time.Time,
 ) (free func(), announced *driver.Announcement, err error) {
@@ -289,12 +335,22 @@ func (r *refill[V]) batchSlot(
 		r.batched = r.batcher.enter(r.Loader, r.given, window)
 	}
 	e := r.batched
-	e.batch.acquireSlot()
+	if e.batch.acquireSlot(!r.flight.Unawaited()) {
+		return e.leave, nil, nil
+	}
 	urgent := r.flight.Urgent()
 	for {
+		if r.flight.Unawaited() {
+			e.leave()
+			return nil, nil, errNoSlot
+		}
 		select {
 		case <-e.batch.ready:
 			return e.leave, nil, nil
+		case <-r.flight.Eased():
+			continue
+		case <-r.loads.Stuck():
+			err = ErrOverloaded
 		case <-urgent:
 			urgent = nil
 			e.batch.hurry()

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// This file tests a batch by itself, at moments that a test through the API would meet only by chance.
+// This file tests the type batch directly. These tests force orders of events that tests of the public API would
+// produce only by chance.
 
 func batchOf(t *testing.T, load func(context.Context, []string) (map[string]string, error)) *batch[string] {
 	t.Helper()
@@ -21,15 +22,18 @@ func batchOf(t *testing.T, load func(context.Context, []string) (map[string]stri
 
 func loadNothing(context.Context, []string) (map[string]string, error) { return nil, nil }
 
-// A batch gets its load slot at the moment when its last entry leaves. The batch frees the slot.
+// A batch has one entry and waits for a load slot. The entry leaves at the moment when the batch gets the slot, so the
+// batch has no key to load. The batch must free the slot.
 func TestBatchThatIsLeftFreesItsSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := batchOf(t, loadNothing).l
-		for range 64 { // the batch handles the two events in random order
+		for range 64 { // leave and the grant of the slot happen in random order
+			l.loadSlots <- struct{}{}
 			b := newBatch(l)
 			s := b.enter("k")
 			b.close()
-			b.acquireSlot()
+			b.acquireSlot(true)
+			<-l.loadSlots
 			s.leave()
 			synctest.Wait()
 			if n := len(l.loadSlots); n != 0 {
@@ -39,8 +43,8 @@ func TestBatchThatIsLeftFreesItsSlot(t *testing.T) {
 	})
 }
 
-// A refill ends before the goroutine of its load has begun. The load returns at once, and the batch runs for the other
-// entries.
+// A batch has two entries. The refill of the first entry ends before that refill asks the batch to load its key. A
+// later call of load for the first entry must return an error at once. The batch must still load the second entry.
 func TestBatchEntryThatIsLeftBeforeItsLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := batchOf(t, func(_ context.Context, keys []string) (map[string]string, error) {
@@ -49,7 +53,7 @@ func TestBatchEntryThatIsLeftBeforeItsLoad(t *testing.T) {
 		one, two := b.enter("one"), b.enter("two")
 		b.close()
 		one.leave()
-		one.leave() // again, as run does
+		one.leave() // a second leave must have no effect, because refill.run always calls leave at its end
 		ended, cancel := context.WithCancel(context.WithValue(t.Context(), fillKey{}, new(Fill)))
 		cancel()
 		if r := one.load(ended); r.err == nil {
@@ -61,7 +65,8 @@ func TestBatchEntryThatIsLeftBeforeItsLoad(t *testing.T) {
 	})
 }
 
-// The batch decides to run. All callers leave. Then the batch calls the load function, with a ctx that has ended.
+// The last caller of a batch leaves while the batch is about to call the load function. The ctx that the load function
+// then gets must end.
 func TestBatchThatIsGivenUpAsItStarts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var ended bool

@@ -17,9 +17,9 @@ import (
 )
 
 // This file tests the calls of a bulk load function: which keys share a call, the load slot and the time-out of a call,
-// and loads inside a load.
+// and loads inside a bulk load.
 
-// Single Gets within BulkWindow share a call.
+// Gets of single keys share a call of the bulk load function if they begin within BulkWindow.
 func TestBulkWindow(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &table{took: 50 * ms}
@@ -40,7 +40,7 @@ func TestBulkWindow(t *testing.T) {
 	})
 }
 
-// The keys of one bulk load are distinct, even if a key has two flights.
+// No call of the bulk load function gets a key twice, even if the key has two flights at the same time.
 func TestBulkKeysAreDistinct(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &table{took: 10 * ms}
@@ -60,8 +60,8 @@ func TestBulkKeysAreDistinct(t *testing.T) {
 	})
 }
 
-// Two Gets of a key share a bulk load: the first Get begins before a tag is invalidated that the key does not have, and
-// the second Get begins after it. Each Result has the tags that the load set for the key.
+// Two Gets of key k begin within one BulkWindow. Between their starts, another node invalidates a tag that k does not
+// have. Each Get must return the tag that the load function set for k.
 func TestTwoFlightsOfAKeyInABulkLoad(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var calls [][]string
@@ -79,7 +79,7 @@ func TestTwoFlightsOfAKeyInABulkLoad(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer l.Close()
-		s.down.Store(true) // calls fail, as after a lost reply or two
+		s.down.Store(true) // from now on every call of the store fails
 		var wg sync.WaitGroup
 		getTagged := func() {
 			r, err := l.GetResult(t.Context(), "k")
@@ -96,7 +96,8 @@ func TestTwoFlightsOfAKeyInABulkLoad(t *testing.T) {
 	})
 }
 
-// What a bulk load sets with its Fill holds for all its keys. What it sets with Fill.For holds for one key.
+// SetTTL of the Fill of a bulk load must hold for all keys of the load. SetTTL, SetValidator and NoStore of a Fill that
+// Fill.For returned must hold for one key only.
 func TestFillOfABulkLoad(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		long := fmt.Sprint("long ", string(make([]byte, 600)))
@@ -130,7 +131,8 @@ func TestFillOfABulkLoad(t *testing.T) {
 	})
 }
 
-// A node that did not get the lease frees its load slot, because a flight that waits for another node loads nothing.
+// Node a loads key k. Node b has one load slot, and its flight of k waits for the lease that node a has. The waiting
+// flight must free the load slot, so that node b can load another key meanwhile.
 func TestBulkGivesItsSlotBack(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &table{took: time.Second}
@@ -147,7 +149,8 @@ func TestBulkGivesItsSlotBack(t *testing.T) {
 	})
 }
 
-// A flight queues for a load slot, and all its callers leave. The flight ends without another call of the store.
+// MaxLoads is 1, and a load of key a has the load slot. The only caller of the flight of key b leaves while the flight
+// waits for the load slot. The flight of b must not call the store again.
 func TestBulkIsLeftInTheQueue(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &table{took: time.Second}
@@ -169,11 +172,13 @@ func TestBulkIsLeftInTheQueue(t *testing.T) {
 		if n := s.acquires.Load(); n != 1 {
 			t.Errorf("got %d acquires, want 1: that of a; no caller waits for b", n)
 		}
-		get(t, l, "b") // the earlier flight of b holds no slot
+		get(t, l, "b") // this load needs the slot, so the earlier flight of b must not hold the slot
 	})
 }
 
-// A bulk load that hangs ends at LoadTimeout. Its keys get the time-out error, and can be loaded again.
+// A load function of keys a and b hangs. GetMany must return a time-out error for each of the two keys at LoadTimeout.
+// Other keys can be loaded while the load function still runs. Keys a and b can be loaded again when the load function
+// has returned.
 func TestBulkLoadTimeout(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		hang, free := atomic.Bool{}, make(chan struct{})
@@ -183,7 +188,7 @@ func TestBulkLoadTimeout(t *testing.T) {
 				<-free // ignores its ctx
 			}
 			return map[string]string{"a": "1", "b": "2"}, nil
-		}, refill.Config{TTL: time.Minute, LoadTimeout: time.Second, ErrorTTL: -1})
+		}, refill.Config{TTL: time.Minute, LoadTimeout: time.Second, ErrorTTL: -1, MaxLoads: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -196,18 +201,25 @@ func TestBulkLoadTimeout(t *testing.T) {
 			t.Errorf("got %v after %v, want time-outs of both keys after 1 s", err, time.Since(began))
 		}
 		hang.Store(false)
-		if got, err := l.GetMany(t.Context(), []string{"a", "b"}); err != nil || len(got) != 2 {
-			t.Errorf("after the time-out: got %v, %v; want both values", got, err)
+		if got, err := l.GetMany(t.Context(), []string{"a", "b"}); err == nil || len(got) != 0 {
+			t.Errorf("while the load function runs: got %v, %v; want errors", got, err)
+		}
+		if _, err := l.GetMany(t.Context(), []string{"c", "d"}); err != nil {
+			t.Errorf("other keys while the load function runs: %v", err)
 		}
 		close(free)
+		synctest.Wait()
+		if got, err := l.GetMany(t.Context(), []string{"a", "b"}); err != nil || len(got) != 2 {
+			t.Errorf("after the load function has returned: got %v, %v; want both values", got, err)
+		}
 		if err := l.Close(); err != nil {
 			t.Error(err)
 		}
 	})
 }
 
-// A bulk load takes one load slot. A load inside the bulk load asks the same Loader for other keys and does not queue
-// behind the bulk load.
+// MaxLoads is 1, and a bulk load has the only load slot. The load function asks its own Loader for other keys. The
+// load of the other keys must not wait for a load slot.
 func TestNestedGetMany(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var l *refill.Loader[string]
@@ -237,8 +249,8 @@ func TestNestedGetMany(t *testing.T) {
 	})
 }
 
-// A load asks for its own key through a bulk load of another Loader. The load would wait for itself, so its request
-// returns ErrInvalid.
+// The load of key k calls Get of a bulk Loader. The load function of the bulk Loader calls Get of k. The load of k
+// would wait for itself, so the inner Get of k must return ErrInvalid.
 func TestNestedThroughABulkLoad(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var inner *refill.Loader[string]
@@ -260,8 +272,9 @@ func TestNestedThroughABulkLoad(t *testing.T) {
 	})
 }
 
-// A load of key a in Loader x calls a bulk load, and the bulk load asks x for a. The two loads would wait for each
-// other, so the bulk load gets ErrInvalid. Another caller may have started the bulk load, for another key.
+// The load of key a in Loader x calls Get of a bulk Loader. The load function of the bulk Loader calls Get of a in x.
+// The two loads would wait for each other, so the inner Get of a must return ErrInvalid. In the second run, a Get of
+// another key has started the batch of the bulk Loader before.
 func TestNestedThroughTwoLoaders(t *testing.T) {
 	for _, first := range []bool{false, true} {
 		t.Run(fmt.Sprint("another key first ", first), func(t *testing.T) {

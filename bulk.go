@@ -7,22 +7,28 @@ import (
 	"maps"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"github.com/refill-go/refill/driver"
 	"github.com/refill-go/refill/internal/flight"
 	"github.com/refill-go/refill/internal/l1"
 )
 
-// This file is about many keys at once. Each key still has its own flight, lease, claim and record. So all guarantees
-// hold for each key, and a Get of a single key joins the flight of that key. The keys share the read of the store
-// (manyKeys) and the load (batch.go). No refill waits for a lease while a batch waits for that refill. So two nodes
-// that load the same keys cannot block each other.
+// This file handles many keys at once. Each key still has its own flight, lease, claim and record. So all guarantees
+// hold for each key, and a Get of one of the keys joins the flight of that key. The keys share the read of the store
+// (manyKeys) and the load (batch.go). A refill leaves its batch before it waits for the lease of another node. So two
+// nodes that load the same keys cannot block each other.
 
 // NewBulk is New for a load function that takes many keys at once. GetMany and Refresh call the function once for all
-// keys that this node has to load. With [Config.BulkWindow], single Gets share calls as well. The keys of a call are
-// distinct and in no order. A key that is absent from the map is not found. An error fails all keys of the call. An
-// error that wraps [ErrNotFound] says that none of these keys exists. What is set on [FillFrom] holds for all keys.
-// What is set on [Fill.For] holds for one key.
+// keys that this node has to load, at most 1,024 at a time. With [Config.BulkWindow], single Gets share calls as well.
+// The keys of a call are distinct and in no order. A key that is absent from the returned map is not found. Keys of the
+// map that were not asked for are dropped, because no claim was taken for them. What the function sets on the Fill of
+// [FillFrom] holds for all keys. What it sets on the Fill of [Fill.For] holds for one key.
+//
+// An error fails all keys of the call. An error that wraps [ErrNotFound] says that none of these keys exists. If some
+// keys have failed and the others have not, the function returns a [*KeyErrors], possibly wrapped, beside its map. Each
+// key that the KeyErrors names fails with its own error, even if the map has the key too. The other keys are stored or
+// not found, as without an error. A *KeyErrors that is not wrapped and names no key is no error.
 func NewBulk[V any](
 	name string, load func(ctx context.Context, keys []string) (map[string]V, error), cfg Config,
 ) (*Loader[V], error) {
@@ -32,12 +38,13 @@ func NewBulk[V any](
 	return newLoader(name, nil, load, cfg)
 }
 
-// KeyErrors says which keys of a GetMany failed. errors.Is and errors.As look at all of the errors.
+// KeyErrors says which keys of a GetMany failed. A bulk load function can return it as well, see [NewBulk]. errors.Is
+// and errors.As look at the errors of all these keys.
 type KeyErrors struct {
 	Errs map[string]error // by key as given
 }
 
-// Error counts the keys and shows one.
+// Error returns the number of keys that failed, and the error of one of these keys.
 func (e *KeyErrors) Error() string {
 	keys := e.keys()
 	if len(keys) == 0 {
@@ -56,25 +63,33 @@ func (e *KeyErrors) Unwrap() []error {
 }
 
 func (e *KeyErrors) keys() []string {
+	if e == nil { // as an error, a nil *KeyErrors is not nil
+		return nil
+	}
 	return slices.Sorted(maps.Keys(e.Errs))
 }
 
-// GetMany is Get for many keys. It reads the keys that L1 lacks in one exchange with the store, and in one more if
-// their values have tags. It loads what is then still missing: with one call of a bulk load function (see [NewBulk]),
-// or, if the Loader has none, with one load per key, in parallel. If another caller or another node is loading a key
-// already, GetMany waits for that load.
+// GetMany is Get for many keys. It reads the keys that L1 lacks in one exchange with the store. If their values have
+// tags, a second exchange reads the tag states. GetMany then loads the keys that are still missing. With a bulk load
+// function (see [NewBulk]), one call loads all these keys. Without a bulk load function, each key has its own load, and
+// the loads run in parallel. If another caller or another node is loading a key already, GetMany waits for that load.
 //
 // The map holds the values that were found, under the keys as given. A key that is not found is absent from the map,
-// and is no error. If some keys fail in another way, the error is a [*KeyErrors], and the map holds the values of the
-// other keys. GetMany handles more than 1,024 keys in groups of 1,024, one group after the other. Each group has its
-// own exchange, and its own call of the bulk load function.
+// and causes no error. If some keys fail in another way, the error is a [*KeyErrors], and the map holds the values of
+// the other keys. A value that the codec cannot encode is in the map, and its key is in the KeyErrors. GetMany handles
+// more than 1,024 keys in groups of 1,024, one group after the other. Each group has its own exchange with the store,
+// and its own call of the bulk load function.
 func (l *Loader[V]) GetMany(ctx context.Context, keys []string) (map[string]V, error) {
 	values := make(map[string]V, len(keys))
 	failed := make(map[string]error)
 	seen := make(map[string]bool)
 	var missing []string
 	for _, key := range keys {
-		switch e := l.fresh(key); {
+		var e *entry[V]
+		if l.canLoad() {
+			e = l.fresh(key)
+		}
+		switch {
 		case e != nil && e.Data.err == nil:
 			values[key] = e.Data.value
 		case e == nil && !seen[key]:
@@ -82,12 +97,15 @@ func (l *Loader[V]) GetMany(ctx context.Context, keys []string) (map[string]V, e
 			missing = append(missing, key)
 		}
 	}
-	l.each(ctx, missing, flight.Answer, func(key string, r Result[V], err error) {
-		switch {
-		case err == nil:
-			values[key] = r.Value
-		case !errors.Is(err, ErrNotFound):
+	l.each(ctx, missing, GetOptions[V]{}, func(key string, r Result[V], err error) {
+		if errors.Is(err, ErrNotFound) {
+			return
+		}
+		if err != nil {
 			failed[key] = err
+		}
+		if err == nil || r.Node != "" { // beside an error: a value that cannot be encoded
+			values[key] = r.Value
 		}
 	})
 	if len(failed) == 0 {
@@ -96,35 +114,58 @@ func (l *Loader[V]) GetMany(ctx context.Context, keys []string) (map[string]V, e
 	return values, &KeyErrors{failed}
 }
 
-// atOnce is how many keys GetMany and Refresh handle at once. The bound is needed because each key that has to be
-// loaded has a lease to renew.
+// GetManyWith is GetMany with options for this call. The map says for each key how the value was found. An absence is
+// in the map as well, with Result.Absent set. With GetOptions.Load, each key has its own load, even if the Loader has a
+// bulk load function.
+func (l *Loader[V]) GetManyWith(
+	ctx context.Context, keys []string, o GetOptions[V],
+) (map[string]Result[V], error) {
+	results := make(map[string]Result[V], len(keys))
+	failed := make(map[string]error)
+	distinct := slices.Compact(slices.Sorted(slices.Values(keys)))
+	l.each(ctx, distinct, o, func(key string, r Result[V], err error) {
+		if err != nil && !errors.Is(err, ErrNotFound) {
+			failed[key] = err
+		}
+		if r.Node != "" { // otherwise there is neither a value nor an absence
+			results[key] = r
+		}
+	})
+	if len(failed) == 0 {
+		return results, nil
+	}
+	return results, &KeyErrors{failed}
+}
+
+// atOnce is how many keys GetMany and Refresh handle at once. The number is bounded because this node renews one lease
+// per key that it loads.
 const atOnce = 1024
 
-// report gets the result of one of many keys.
+// report is called with the result of one of many keys.
 type report[V any] func(key string, r Result[V], err error)
 
-// each gets the results of many keys, and reports the result of each key.
-func (l *Loader[V]) each(ctx context.Context, keys []string, want flight.Want, report report[V]) {
+// each gets the results of many keys, in groups of atOnce, and calls report for each key.
+func (l *Loader[V]) each(ctx context.Context, keys []string, o GetOptions[V], report report[V]) {
 	for some := range slices.Chunk(keys, atOnce) {
-		for len(some) > 0 {
-			some = l.getAtOnce(ctx, some, want, report)
+		for again := false; len(some) > 0; again = true {
+			some = l.getAtOnce(ctx, some, o, again, report)
 		}
 	}
 }
 
 // getAtOnce joins or starts a flight for each key, and waits for all these flights. It returns the keys whose flight
-// ended without an answer.
+// gave no answer. The caller has to ask for these keys again.
 func (l *Loader[V]) getAtOnce(
-	ctx context.Context, keys []string, want flight.Want, report report[V],
-) (again []string) {
+	ctx context.Context, keys []string, o GetOptions[V], again bool, report report[V],
+) (left []string) {
 	m := newManyKeys(l, ctx)
 	joined := make([]membership[V], 0, len(keys))
 	waited := 0
-	defer func() { // also if OnEvent panics
+	defer func() { // even if OnEvent panics
 		m.complete()
 		for _, j := range joined[waited:] {
-			if j.role == flight.Leader || j.role == flight.Waiter {
-				j.flight.Leave()
+			if j.role != flight.None && j.role != flight.Observer {
+				j.flight.Leave(j.want)
 			}
 		}
 		if m.admitted {
@@ -132,51 +173,50 @@ func (l *Loader[V]) getAtOnce(
 		}
 	}()
 	for _, key := range keys {
-		joined = append(joined, l.joinOne(ctx, m, key, want, report))
+		joined = append(joined, l.joinOne(ctx, m, key, o, report))
 	}
 	m.complete()
 	for i, j := range joined {
 		waited = i + 1
 		switch j.role {
 		case flight.None:
-		case flight.Observer: // the key has a flight that was not started for a Refresh, and that may end without a load
-			if _, err := j.flight.WaitEnd(ctx); err != nil && !errors.Is(err, flight.ErrNoAnswer) {
+		case flight.Observer:
+			if err := l.watch(ctx, j); err != nil {
 				report(keys[i], Result[V]{}, err)
 			} else {
-				again = append(again, keys[i])
+				left = append(left, keys[i])
 			}
 		default:
+			j.again = again
 			if a := l.wait(ctx, j); a != nil {
 				r, err := l.result(j.key, *a)
 				report(keys[i], r, err)
 			} else {
-				again = append(again, keys[i])
+				left = append(left, keys[i])
 			}
 		}
 	}
-	return again
+	return left
 }
 
 // joinOne joins or starts the flight of one of many keys. If the key needs no flight, joinOne reports the result of the
 // key, and returns role None.
 func (l *Loader[V]) joinOne(
-	ctx context.Context, m *manyKeys[V], given string, want flight.Want, report report[V],
+	ctx context.Context, m *manyKeys[V], given string, o GetOptions[V], report report[V],
 ) (none membership[V]) {
-	q, err := l.request(ctx, given, nil)
+	q, err := l.request(ctx, given, o)
 	if err != nil {
 		report(given, Result[V]{}, err)
 		return none
 	}
-	q.many, q.want = m, want
-	if want == flight.Refresh {
-		q.mode = driver.Force
-	} else if a := l.fromL1(ctx, q, l.cfg.SoftTimeout); a != nil {
+	q.many = m
+	if a := l.fromL1(ctx, q, l.cfg.SoftTimeout); a != nil {
 		r, err := l.result(q.key, *a)
 		report(given, r, err)
 		return none
 	}
 	if !m.admitted {
-		if l.flights.Admit(outerFill(ctx) != nil) != nil {
+		if l.flights.Admit(q.urgent) != nil {
 			r, err := l.overloaded(ctx, q)
 			report(given, r, err)
 			return none
@@ -194,22 +234,22 @@ func (l *Loader[V]) joinOne(
 	return j
 }
 
-// manyKeys is what the keys of a GetMany or Refresh share.
+// manyKeys is what the keys of one group of a GetMany or Refresh share.
 type manyKeys[V any] struct {
 	l     *Loader[V]
 	ctx   context.Context
 	batch *batch[V] // the bulk load that the keys share, if there is a bulk load function
 
-	// Owned by the goroutine of the GetMany until complete.
+	// Only the goroutine of the GetMany uses the next three fields until complete.
 	refills  []*refill[V] // the refills that need the read
-	admitted bool         // the call counts among the callers that wait: once, whatever the number of keys
+	admitted bool         // the GetMany counts as one waiting caller, whatever its number of keys
 	isClosed bool
 
 	closed  chan struct{} // closed when no further refill is added
 	reading atomic.Bool   // a refill has begun the read
 	done    chan struct{} // closed when found and err can be read
 	found   map[*refill[V]]*snapshot
-	err     error
+	err     error // the store refused the read at once
 }
 
 func newManyKeys[V any](l *Loader[V], ctx context.Context) *manyKeys[V] {
@@ -218,9 +258,10 @@ func newManyKeys[V any](l *Loader[V], ctx context.Context) *manyKeys[V] {
 	}
 }
 
-// add is called for each refill before it runs.
+// add is called for each refill before the refill runs. It notes the refill for the shared read and for the bulk load,
+// as far as the refill needs them.
 func (m *manyKeys[V]) add(r *refill[V]) {
-	if r.want == flight.Answer {
+	if r.want == flight.Answer || r.want == flight.Final {
 		m.refills = append(m.refills, r)
 	}
 	if r.loadKey == nil {
@@ -237,33 +278,79 @@ func (m *manyKeys[V]) complete() {
 	}
 }
 
-// snapshot returns what the shared read has found for a refill, or nil if the read did not include this refill. The
-// first refill that calls snapshot does the read. The other refills wait for that read, within two StoreTimeouts.
+// snapshot returns what the shared read has found for a refill, or nil if the refill has to read the store itself. The
+// first refill that calls snapshot does the shared read. The other refills wait for it.
 func (m *manyKeys[V]) snapshot(r *refill[V]) (*snapshot, error) {
 	<-m.closed
 	if m.reading.CompareAndSwap(false, true) {
-		m.found, m.err = m.read()
+		m.read()
 		close(m.done)
 	}
 	<-m.done
-	return m.found[r], m.err
+	if s := m.found[r]; s != nil {
+		return s, nil
+	}
+	return nil, m.err
 }
 
-// read reads the store for all refills: in one exchange, and in one more if values have tags.
-func (m *manyKeys[V]) read() (map[*refill[V]]*snapshot, error) {
-	if len(m.refills) == 0 { // all of them refresh: an empty read would count as an answer of the store
-		return nil, nil
+// read reads the records of all refills, in lots. If a lot times out, its refills read the store one by one, because
+// the values may be too large for one StoreTimeout. If two lots in a row time out, all further refills read the store
+// themselves, and the breaker finds out whether the store answers at all.
+func (m *manyKeys[V]) read() {
+	m.found = make(map[*refill[V]]*snapshot, len(m.refills))
+	timeout, failed := m.l.cfg.StoreTimeout, 0
+	for rest := m.refills; len(rest) > 0 && failed < 2 && m.ctx.Err() == nil; {
+		size := m.l.lotSize.Load()
+		lot := rest[:min(len(rest), int(size))]
+		rest = rest[len(lot):]
+		began := time.Now()
+		err := m.readLot(lot)
+		took := time.Since(began)
+		m.l.lotSize.CompareAndSwap(size, nextLot(size, len(lot), took, timeout, err))
+		switch {
+		case err == nil:
+			failed = 0
+		case took < timeout/2:
+			m.err = err
+			return
+		default:
+			failed++
+		}
 	}
+}
+
+const (
+	firstLot = 256 // the size of the first lot of a Loader, in keys
+	leastLot = 16
+)
+
+// nextLot is the size of the next lot. The size adapts to the size of the values: a lot should take a small part of
+// StoreTimeout. keys is how many keys the last lot had, which may be fewer than size.
+func nextLot(size int32, keys int, took, timeout time.Duration, err error) int32 {
+	switch {
+	case err != nil:
+		return max(leastLot, size/4)
+	case took > timeout/2:
+		return max(leastLot, size/2)
+	case took < timeout/8 && keys == int(size):
+		return min(atOnce, size*2)
+	}
+	return size
+}
+
+// readLot reads the records of some refills in one exchange with the store. If the records have tags, a second exchange
+// reads the tag states.
+func (m *manyKeys[V]) readLot(lot []*refill[V]) error {
 	l := m.l
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.ctx), l.cfg.StoreTimeout)
 	defer cancel()
-	keys, epochs := make([]string, len(m.refills)), make([]l1.Epoch, len(m.refills))
-	for i, r := range m.refills {
+	keys, epochs := make([]string, len(lot)), make([]l1.Epoch, len(lot))
+	for i, r := range lot {
 		keys[i], epochs[i] = l.full(r.key), l.l1.Epoch(r.key)
 	}
 	records, err := l.store.GetMany(ctx, keys...)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	tags := make(map[string]bool)
 	for _, record := range records {
@@ -271,13 +358,12 @@ func (m *manyKeys[V]) read() (map[*refill[V]]*snapshot, error) {
 			tags[tag] = true
 		}
 	}
-	states, err := l.tagStates(ctx, l.store, slices.Collect(maps.Keys(tags)))
+	states, err := l.readTags(slices.Collect(maps.Keys(tags))) // with a StoreTimeout of its own
 	if err != nil {
-		return nil, err
+		return err
 	}
-	found := make(map[*refill[V]]*snapshot, len(m.refills))
-	for i, r := range m.refills {
-		found[r] = &snapshot{record: records[i], epoch: epochs[i], tags: states}
+	for i, r := range lot {
+		m.found[r] = &snapshot{record: records[i], epoch: epochs[i], tags: states}
 	}
-	return found, nil
+	return nil
 }

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -16,7 +18,7 @@ import (
 	"github.com/refill-go/refill/backend/memory"
 )
 
-// This file tests GetMany, and Refresh of many keys. How keys share a call of a bulk load function is in batch_test.go.
+// This file tests GetMany, and Refresh of many keys. batch_test.go tests which keys share a bulk load.
 
 func TestGetMany(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -29,9 +31,9 @@ func TestGetMany(t *testing.T) {
 		}
 		before := s.gets.Load()
 		keys := append(names(0, 10), "k0001") // k0001 twice
-		for range 2 {                         // the second time from L1
+		for range 2 {                         // the second GetMany is served from L1
 			got, err := l.GetMany(t.Context(), keys)
-			synctest.Wait() // ristretto takes in the background what L1's hot table has no slot for
+			synctest.Wait() // ristretto stores in the background the values for which L1's hot table has no slot
 			if err != nil || len(got) != 9 || got["k0007"] != "row k0007" {
 				t.Errorf("got %v, %v; want nine rows", got, err)
 			}
@@ -51,8 +53,8 @@ func TestGetMany(t *testing.T) {
 	})
 }
 
-// Two nodes ask for overlapping keys in opposite order. Each key is loaded once, and each caller makes at most one bulk
-// load. The nodes do not block each other.
+// Callers on two nodes ask for overlapping keys in opposite orders. Each key must be loaded once. The callers may cause
+// at most one bulk load each. The nodes must not block each other.
 func TestGetManyOfOverlappingKeys(t *testing.T) {
 	for _, callers := range []int{1, 3} {
 		t.Run(fmt.Sprint(callers, " on each"), func(t *testing.T) {
@@ -92,7 +94,7 @@ func TestGetManyOfOverlappingKeys(t *testing.T) {
 	}
 }
 
-// Stale keys are served at once. One call refreshes them and loads the missing keys.
+// GetMany must serve stale keys at once. One bulk load must refresh the stale keys and load the missing keys.
 func TestGetManyOfStaleKeys(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &table{}
@@ -115,7 +117,7 @@ func TestGetManyOfStaleKeys(t *testing.T) {
 	})
 }
 
-// A Loader that loads one key at a time also has GetMany. Its loads run in parallel, at most MaxLoads at once.
+// GetMany also works with a load function for single keys. The loads then run in parallel, at most MaxLoads at once.
 func TestGetManyWithSingleLoads(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 100 * ms}
@@ -135,8 +137,8 @@ func TestGetManyWithSingleLoads(t *testing.T) {
 	})
 }
 
-// A node that holds leases dies. The other node waits for the keys of these leases. When the leases end, the other node
-// loads the keys in few calls, and no lease is left.
+// Node a dies during a bulk load of 100 keys, while it holds the leases. Node b asks for 50 of these keys and for 50
+// other keys. When the leases end, node b loads the 50 keys of node a with one more call. No lease is left.
 func TestGetManyAndANodeThatDies(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &table{took: time.Second}
@@ -162,7 +164,8 @@ func TestGetManyAndANodeThatDies(t *testing.T) {
 	})
 }
 
-// If some keys fail, GetMany returns the values of the other keys and an error for each failed key.
+// Keys a and b are cached. A bulk load of other keys then ends with an error, a panic or Goexit. GetMany must return
+// the values of a and b, and an error for each other key.
 func TestGetManyThatFails(t *testing.T) {
 	boom := errors.New("boom")
 	for name, end := range map[string]func(){
@@ -190,7 +193,7 @@ func TestGetManyThatFails(t *testing.T) {
 					t.Fatal(err)
 				}
 				failing.Store(true)
-				for range 2 { // the second time there is a back-off
+				for range 2 { // the second GetMany is within the back-off
 					got, err := l.GetMany(t.Context(), []string{"a", "c", "b", "d", ""})
 					var keys *refill.KeyErrors
 					var load *refill.LoadError
@@ -214,8 +217,8 @@ func TestGetManyThatFails(t *testing.T) {
 	}
 }
 
-// OnEvent panics in a GetMany, and the caller recovers, as net/http does. No flight is left behind. The test runs
-// outside of a bubble, because the panic would end the bubble.
+// OnEvent panics during a GetMany, and the caller recovers the panic, as net/http does. The GetMany must leave no
+// flight behind. The test does not use a bubble, because the panic would end the bubble.
 func TestGetManyWhoseOnEventPanics(t *testing.T) {
 	d := &table{}
 	var bad atomic.Bool
@@ -250,8 +253,9 @@ func TestGetManyWhoseOnEventPanics(t *testing.T) {
 	}
 }
 
-// A caller that leaves gets the values that are there, and its ctx's error for the other keys. The load goes on for the
-// remaining callers and ends when the last of them leaves.
+// The ctx of a GetMany ends during a bulk load. GetMany must return the value that L1 had, and the error of the ctx for
+// the keys of the load. Another caller waits for one of these keys, so the load must go on. When that caller leaves as
+// well, the load must be cancelled.
 func TestGetManyIsLeft(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ended := make(chan error, 9)
@@ -273,10 +277,10 @@ func TestGetManyIsLeft(t *testing.T) {
 		long, cancelLong := context.WithTimeout(t.Context(), 3*time.Second)
 		defer cancelLong()
 		var wg sync.WaitGroup
-		wg.Go(func() { _, _ = l.Get(long, "b") }) // a load of its own
+		wg.Go(func() { _, _ = l.Get(long, "b") }) // starts another load
 		wg.Go(func() {
 			time.Sleep(10 * ms)
-			_, _ = l.Get(long, "c") // joins the flight of c below
+			_, _ = l.Get(long, "c") // joins the flight of c that the GetMany below starts
 		})
 		synctest.Wait()
 		began := time.Now()
@@ -296,7 +300,7 @@ func TestGetManyIsLeft(t *testing.T) {
 	})
 }
 
-// slowMany is a store whose GetMany is slow.
+// slowMany is a store whose GetMany takes 100 ms while slow is set.
 type slowMany struct {
 	*spy
 	slow *atomic.Bool
@@ -313,8 +317,8 @@ func (s slowMany) GetMany(ctx context.Context, keys ...string) ([][]byte, error)
 	return s.spy.GetMany(ctx, keys...)
 }
 
-// The caller of a GetMany leaves while its keys are read. Another caller has joined the flight of one of the keys and
-// still gets the value of that key.
+// The caller of a GetMany leaves while the store reads the keys a and b. Another caller has joined the flight of a,
+// and must still get the value of a.
 func TestGetManyIsLeftWhileItReads(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &table{}
@@ -333,14 +337,14 @@ func TestGetManyIsLeftWhileItReads(t *testing.T) {
 			t.Errorf("got %q, want %q", v, "row a")
 		}
 		wg.Wait()
-		// Usually there are 3 calls: the read of both keys, then acquire and publish of a. All callers of b have left.
+		// Usually there are 3 calls: one read of a and b, then Acquire and Publish of a. No caller waits for b any longer.
 		if n := s.calls.Load() - before; n > 4+2 {
 			t.Errorf("got %d calls of the store, want 6 at most: the read of the GetMany was lost", n)
 		}
 	})
 }
 
-// afterMany is a store that calls do when a GetMany has its reply and has not returned yet.
+// afterMany is a store that calls do between the reply to a GetMany and the return of that GetMany.
 type afterMany struct {
 	*spy
 	do func()
@@ -354,8 +358,8 @@ func (s *afterMany) GetMany(ctx context.Context, keys ...string) ([][]byte, erro
 	return records, err
 }
 
-// A GetMany reads a key. The key is invalidated while the reply is on its way. Later Gets must not find the old value
-// in L1.
+// A GetMany reads a key. Another node invalidates the key while the reply of the store is on its way. The GetMany may
+// return the old value, but a later Get must not find the old value in L1.
 func TestInvalidateWhileManyAreRead(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -380,7 +384,8 @@ func TestInvalidateWhileManyAreRead(t *testing.T) {
 	})
 }
 
-// Close waits for the read of a GetMany, even if no flight needed that read.
+// A GetMany reads all its keys in one call of the store. Close must wait until that call has ended, even if no flight
+// needs the reply.
 func TestCloseWaitsForTheReadOfAGetMany(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -390,7 +395,7 @@ func TestCloseWaitsForTheReadOfAGetMany(t *testing.T) {
 			t.Fatal(err)
 		}
 		get(t, l, "a")
-		time.Sleep(2 * time.Second) // past TTL: the refill skips the lookup
+		time.Sleep(2 * time.Second) // past TTL, so the refill skips the lookup and does not need the read of the GetMany
 		s.manyTook = 200 * ms
 		if _, err := l.GetMany(t.Context(), []string{"a"}); err != nil {
 			t.Fatal(err)
@@ -405,7 +410,7 @@ func TestCloseWaitsForTheReadOfAGetMany(t *testing.T) {
 	})
 }
 
-// A GetMany counts as one caller, whatever the number of its keys.
+// A GetMany of any number of keys counts as one caller towards MaxWaiters.
 func TestGetManyAndMaxWaiters(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &table{took: time.Second}
@@ -422,7 +427,8 @@ func TestGetManyAndMaxWaiters(t *testing.T) {
 	})
 }
 
-// A GetMany counts as one waiting caller until it has the values of all its keys.
+// MaxWaiters is 1. A GetMany has the value of one of its keys and waits for the other key. Meanwhile, a Get of a third
+// key must get ErrOverloaded.
 func TestGetManyWaitsForItsLastKey(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		l := node(t, func(_ context.Context, key string) (string, error) {
@@ -442,12 +448,12 @@ func TestGetManyWaitsForItsLastKey(t *testing.T) {
 			t.Errorf("a second caller: got %v, want ErrOverloaded", err)
 		}
 		wg.Wait()
-		get(t, l, "other") // no caller waits any longer
+		get(t, l, "other") // the GetMany has ended, so no other caller waits
 	})
 }
 
-// A GetMany counts as a waiting caller to its end. A Get of the key that the GetMany still waits for is a second
-// caller.
+// MaxWaiters is 1. A GetMany waits for the last of its keys. A Get of that key joins the same flight, but counts as a
+// second caller and gets ErrOverloaded.
 func TestGetManyIsCountedToItsEnd(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		load := func(ctx context.Context, key string) (string, error) {
@@ -467,14 +473,14 @@ func TestGetManyIsCountedToItsEnd(t *testing.T) {
 	})
 }
 
-// Without the store, GetMany takes from L1 what L1 has, and one bulk load loads the other keys.
+// During an outage of the store, GetMany serves the keys that L1 has. One bulk load loads the other keys.
 func TestGetManyWithoutTheStore(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &table{took: 50 * ms}
 		s := newSpy(memory.New())
 		l := bulk(t, d, refill.Config{Shared: s})
 		all(t, l, names(0, 100))
-		synctest.Wait() // ristretto takes in the background what L1's hot table has no slot for
+		synctest.Wait() // ristretto stores in the background the values for which L1's hot table has no slot
 		d.asked()
 		s.cut(true)
 		all(t, l, names(50, 200))
@@ -484,7 +490,7 @@ func TestGetManyWithoutTheStore(t *testing.T) {
 	})
 }
 
-// If the read of many keys fails, the store is not asked again for each key.
+// The store is down, so the read of a GetMany fails. GetMany must load all keys without a further call of the store.
 func TestGetManyReadsOnceWithoutTheStore(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &table{}
@@ -499,13 +505,13 @@ func TestGetManyReadsOnceWithoutTheStore(t *testing.T) {
 	})
 }
 
-// Refresh of many keys loads all of them, even if they are cached, with one call per 1,024 keys.
+// Refresh loads all its keys, even keys that are cached. Each call of the bulk load function gets at most 1,024 keys.
 func TestRefreshMany(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &table{took: 10 * ms}
 		l := bulk(t, d, refill.Config{})
 		all(t, l, names(0, 1100))
-		synctest.Wait() // Refresh would wait for a flight that is about to end, and load its key after the other keys
+		synctest.Wait() // until all flights have ended: Refresh would load the key of a running flight in a call of its own
 		d.asked()
 		if err := l.Refresh(t.Context(), names(0, 1100)...); err != nil {
 			t.Fatal(err)
@@ -521,8 +527,8 @@ func TestRefreshMany(t *testing.T) {
 	})
 }
 
-// A Refresh finds an ordinary flight of one of its keys. The Refresh waits for the end of that flight and loads the key
-// again, because the flight may have ended without a load.
+// A Get has started a flight of key b. Then Refresh is called with a, b and c. The Refresh must wait for the end of the
+// flight and then load b again, because the flight of a Get may end without a load.
 func TestRefreshAfterAnOrdinaryFlight(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &table{took: time.Second}
@@ -539,7 +545,7 @@ func TestRefreshAfterAnOrdinaryFlight(t *testing.T) {
 		if took := time.Since(began); took < 1500*ms || took > 2100*ms {
 			t.Errorf("Refresh took %v, want 1.5 to 2.1 s", took)
 		}
-		wait := behind(t, l, "d") // a Refresh whose ctx ends earlier returns the ctx's error
+		wait := behind(t, l, "d") // a Refresh of d whose ctx ends before this flight must return the error of its ctx
 		time.Sleep(500 * ms)
 		ctx, cancel := context.WithTimeout(t.Context(), 100*ms)
 		defer cancel()
@@ -550,8 +556,8 @@ func TestRefreshAfterAnOrdinaryFlight(t *testing.T) {
 	})
 }
 
-// A Refresh uses nothing that is stored, so its keys share no read. An empty read would succeed without a call of the
-// server, and would hide from the breaker that the server does not answer.
+// Refresh uses no stored value, so Refresh must not call GetMany of the store. A GetMany of no keys would succeed
+// without a request to the server. This success would hide an outage of the server from the breaker.
 func TestRefreshOfManyMakesNoSharedRead(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newSpy(memory.New())
@@ -561,6 +567,142 @@ func TestRefreshOfManyMakesNoSharedRead(t *testing.T) {
 		}
 		if n := s.many.Load(); n != 0 {
 			t.Errorf("got %d GetManys of the store, want 0", n)
+		}
+	})
+}
+
+// Two nodes ask for the same keys at once. The bulk load function returns values together with a *KeyErrors. Only the
+// keys that the KeyErrors names must fail, each with its own error. The other keys must be stored, or be not found if
+// the load returned no value for them.
+func TestBulkLoadThatNamesItsFailures(t *testing.T) {
+	boom, gone := errors.New("boom in shard 2"), fmt.Errorf("gone: %w", refill.ErrNotFound)
+	named := &refill.KeyErrors{Errs: map[string]error{"2": boom, "gone": gone, "none": nil}}
+	for name, c := range map[string]struct {
+		err       error
+		allFailed bool // every key fails
+		noFailure bool // no key fails
+	}{
+		"named":           {err: named},
+		"wrapped":         {err: fmt.Errorf("products: %w", named)},
+		"no key":          {err: &refill.KeyErrors{}, noFailure: true},
+		"nil":             {err: (*refill.KeyErrors)(nil), noFailure: true},
+		"nil, wrapped":    {err: fmt.Errorf("boom: %w", (*refill.KeyErrors)(nil)), allFailed: true},
+		"no key, wrapped": {err: errors.Join(boom, &refill.KeyErrors{}), allFailed: true},
+		"another error":   {err: boom, allFailed: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				var calls atomic.Int64
+				load := func(context.Context, []string) (map[string]string, error) {
+					calls.Add(1)
+					time.Sleep(100 * ms)
+					return map[string]string{"1": "one", "2": "half"}, c.err
+				}
+				shared := memory.New()
+				keys := []string{"1", "2", "3", "gone"}
+				want := map[string]string{"1": "one"}
+				failed := 1
+				switch {
+				case c.allFailed:
+					want, failed = map[string]string{}, len(keys)
+				case c.noFailure:
+					want["2"], failed = "half", 0
+				}
+				var wg sync.WaitGroup
+				for range 2 {
+					l, err := refill.NewBulk("thing", load, refill.Config{TTL: time.Minute, Shared: shared})
+					if err != nil {
+						t.Fatal(err)
+					}
+					defer l.Close()
+					time.Sleep(10 * ms) // so that the first node gets all leases
+					wg.Go(func() {
+						for range 2 { // the second GetMany is within the back-off
+							got, err := l.GetMany(t.Context(), keys)
+							errs := new(refill.KeyErrors)
+							if errors.As(err, &errs); !maps.Equal(got, want) || len(errs.Errs) != failed || (err == nil) != (failed == 0) {
+								t.Errorf("got %v, %v; want %v and %d errors", got, err, want, failed)
+							}
+							var cause *refill.LoadError
+							if failed > 0 && (!errors.As(errs.Errs["2"], &cause) || !strings.Contains(cause.Error(), "boom")) {
+								t.Errorf("got %v, want a *LoadError with the cause for key 2", err)
+							}
+						}
+					})
+				}
+				wg.Wait()
+				wantCalls := int64(2) // the second node tries the keys that failed on the first node
+				if failed == 0 {
+					wantCalls = 1
+				}
+				if n := calls.Load(); n != wantCalls {
+					t.Errorf("got %d calls, want %d: keys that failed have a back-off, the others are stored", n, wantCalls)
+				}
+			})
+		})
+	}
+}
+
+// A bulk load fails for key b, whose old value is error-only. The old value of b must stay in the store, and GetMany
+// must return it in place of the error.
+func TestBulkLoadKeepsTheOldValueOfAKeyThatFails(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var failing atomic.Bool
+		load := func(_ context.Context, keys []string) (map[string]string, error) {
+			if failing.Load() {
+				return map[string]string{"a": "new"}, &refill.KeyErrors{Errs: map[string]error{"b": errors.New("boom")}}
+			}
+			return map[string]string{"a": "old", "b": "old"}, nil
+		}
+		l, err := refill.NewBulk("thing", load, refill.Config{TTL: time.Second, StaleIfError: time.Hour})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		if _, err := l.GetMany(t.Context(), []string{"a", "b"}); err != nil {
+			t.Fatal(err)
+		}
+		failing.Store(true)
+		time.Sleep(2 * time.Second)
+		got, err := l.GetMany(t.Context(), []string{"a", "b"})
+		if err != nil || got["a"] != "new" || got["b"] != "old" {
+			t.Errorf("got %v, %v; want the new a and the old b", got, err)
+		}
+	})
+}
+
+// The codec cannot encode the loaded values. GetMany must return the value and an error for each key, as Get does.
+func TestGetManyOfAValueThatCannotBeEncoded(t *testing.T) {
+	type row struct {
+		N int
+		C chan int // JSON refuses a channel
+	}
+	bubble(t, func(t *testing.T) {
+		one := func(context.Context, string) (row, error) { return row{N: 7, C: make(chan int)}, nil }
+		many := func(_ context.Context, keys []string) (map[string]row, error) {
+			rows := make(map[string]row)
+			for _, key := range keys {
+				rows[key] = row{N: 7, C: make(chan int)}
+			}
+			return rows, nil
+		}
+		single, err := refill.New("single", one, refill.Config{TTL: time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer single.Close()
+		bulk, err := refill.NewBulk("bulk", many, refill.Config{TTL: time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer bulk.Close()
+		for _, l := range []*refill.Loader[row]{single, bulk} {
+			got, err := l.GetMany(t.Context(), []string{"a", "b"})
+			var errs *refill.KeyErrors
+			if !errors.As(err, &errs) || !errors.Is(errs.Errs["a"], refill.ErrInvalid) ||
+				!errors.Is(errs.Errs["b"], refill.ErrInvalid) || got["a"].N != 7 || got["b"].N != 7 {
+				t.Errorf("got %v, %v; want both values and ErrInvalid for both keys", got, err)
+			}
 		}
 	})
 }

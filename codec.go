@@ -3,6 +3,7 @@ package refill
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -12,11 +13,12 @@ import (
 	"github.com/refill-go/refill/internal/l1"
 )
 
-// This file turns a value into a record and into an entry of L1, and back.
+// This file turns values into records and entries of L1, and turns records back into entries.
 
-// Codec encodes values of one type. The methods of a Codec are called from many goroutines.
+// Codec encodes and decodes values. Its methods are called from many goroutines at once.
 type Codec interface {
-	// Name is part of every record. A record with another name is a miss, so change the name when the encoding changes.
+	// Name is part of every record. A record with the name of another codec is a miss, so change the name when the
+	// encoding changes.
 	Name() string
 	Marshal(v any) ([]byte, error)
 	Unmarshal(data []byte, pointer any) error
@@ -28,7 +30,7 @@ func (jsonCodec) Name() string                       { return "json" }
 func (jsonCodec) Marshal(v any) ([]byte, error)      { return json.Marshal(v) }
 func (jsonCodec) Unmarshal(data []byte, p any) error { return json.Unmarshal(data, p) }
 
-// rawCodec leaves []byte and string as they are. A decoded []byte shares the memory of the record, which belongs to the
+// rawCodec stores a []byte or string unchanged. A decoded []byte shares the memory of the record, which belongs to the
 // Loader.
 type rawCodec struct{}
 
@@ -51,7 +53,7 @@ func (rawCodec) Unmarshal(data []byte, p any) error {
 	return nil
 }
 
-// codecFor returns the codec of a value type, and the kind that the records of this type carry.
+// codecFor returns the codec of a value type, and the kind of its records: the names of codec and type.
 func codecFor[V any](c Codec) (Codec, string) {
 	if c == nil {
 		c = jsonCodec{}
@@ -69,7 +71,7 @@ type entry[V any] = l1.Entry[content[V]]
 // content is what the Loader keeps in an entry.
 type content[V any] struct {
 	value   V
-	err     error // an absence
+	err     error // set for an absence
 	token   string
 	life    life
 	noStore bool   // the entry has no value, because the value must not be stored, see Fill.NoStore
@@ -105,29 +107,31 @@ func (l *Loader[V]) newEntry(key string, r *driver.Record, epoch l1.Epoch) *entr
 	return e
 }
 
-// inL1 judges an entry of L1.
+// inL1 returns the freshness of an entry of L1, see life.inL1.
 func inL1[V any](e *entry[V], now int64) freshness {
 	return e.Data.life.inL1(now, e.TrustUntil, e.ServeUntil.Load() == 0)
 }
 
-// putL1 puts an entry into L1. L1 does not serve an entry that is no longer fresh as a hit. Such an entry is put all
-// the same, because it replaces an older entry that would be a hit. An entry that was invalidated meanwhile is dropped.
-func (l *Loader[V]) putL1(e *entry[V], size int) {
+// putL1 puts the entry of a record into L1, unless the entry was invalidated after its read or load began. An entry
+// that is no longer fresh is never a hit. Such an entry is put all the same, because it replaces an older entry that
+// could be a hit.
+func (l *Loader[V]) putL1(e *entry[V], record []byte) {
 	if !l.l1.NotInvalidated(e) {
 		return
 	}
-	if now, life := l.now(), &e.Data.life; life.at(now) <= refreshDue { // otherwise not a hit, even within a clock tick
+	if now, life := l.now(), &e.Data.life; life.at(now) <= refreshDue { // otherwise ServeUntil stays 0: never a hit
 		e.TrustUntil = min(life.freshUntil, now+l.cfg.LocalTTL.Microseconds())
 		e.ServeUntil.Store(min(life.refreshAt, e.TrustUntil))
 		if e.Data.noStore {
-			e.ServeUntil.Store(1) // never a hit, and not superseded
+			e.ServeUntil.Store(1) // never a hit; 0 would mean superseded
 		}
 	}
-	l.l1.Put(e, size)
+	l.l1.Put(e, l.sizeOf(e, record))
 }
 
-// encode makes the record of a loaded value, and the entry that a reader of that record gets. So all nodes see the same
-// value, even if the codec leaves out a part of it. With an error, the entry has the value as it was loaded.
+// encode returns the record of a loaded value, and the entry that a node gets by decoding that record. So all nodes get
+// the same value, even if the codec leaves out a part of it. If the value must not be stored, or if encode returns an
+// error, the entry has the value as it was loaded.
 func (r *refill[V]) encode(token string, began time.Time, v loaded[V]) (*entry[V], []byte, error) {
 	rec := driver.Record{
 		Token: token, LoadBegan: began, LoadTook: v.took, Kind: r.kind, Validator: v.terms.validator,
@@ -166,23 +170,17 @@ func (r *refill[V]) encode(token string, began time.Time, v loaded[V]) (*entry[V
 	return e, record, nil
 }
 
-// setTimes sets how long a record lives.
+// setTimes sets how long a record lives, by Config and by what the load has set.
 func (l *Loader[V]) setTimes(rec *driver.Record, v loaded[V]) {
-	ttl := l.cfg.TTL
-	rec.StaleFor, rec.StaleIfError = l.cfg.StaleFor, l.cfg.StaleIfError
-	if v.terms.ownTTL {
-		ttl = v.terms.ttl
-	}
-	if v.terms.ownStale {
-		rec.StaleFor = v.terms.staleFor
-	}
-	if v.err != nil { // an absence is an answer for a while, but never a stale answer
-		rec.NotFound, ttl, rec.StaleFor, rec.StaleIfError = true, l.cfg.NotFoundTTL, 0, 0
+	s := l.spans.of(v.terms)
+	if rec.NotFound = v.err != nil; rec.NotFound { // an absence is never stale
+		s = spans{ttl: v.terms.ttl.or(l.cfg.NotFoundTTL)}
 	}
 	if v.terms.noStore {
-		ttl, rec.StaleFor, rec.StaleIfError = 0, 0, 0
+		s = spans{}
 	}
-	rec.FreshUntil = rec.LoadBegan.Add(jittered(ttl, l.cfg.Jitter, rand.Float64()))
+	rec.StaleFor, rec.StaleIfError = s.staleFor, s.staleIfError
+	rec.FreshUntil = rec.LoadBegan.Add(jittered(s.ttl, l.cfg.Jitter, rand.Float64()))
 }
 
 // tagsOf returns the tags of a value: the tags of all values of the Loader, and the value's own tags.
@@ -196,7 +194,8 @@ func (l *Loader[V]) tagsOf(t terms) []string {
 	return tags
 }
 
-// decode decodes a record of the store. A record that does not belong to this Loader is a miss, and decode returns nil.
+// decode returns the entry of a record of the store. It returns nil if there is no record, or if the record does not
+// belong to this Loader. Both cases are a miss.
 func (l *Loader[V]) decode(key string, record []byte, epoch l1.Epoch) *entry[V] {
 	if record == nil {
 		return nil
@@ -228,7 +227,7 @@ func (l *Loader[V]) decodeRecord(key string, record []byte, epoch l1.Epoch) (*en
 	return e, safely(func() error { return l.codec.Unmarshal(r.Payload, &e.Data.value) })
 }
 
-// safely turns a panic of a codec into an error, because the panic must not end the process.
+// safely turns a panic of a codec into an error. The panic would otherwise end the process.
 func safely(f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -236,4 +235,32 @@ func safely(f func() error) (err error) {
 		}
 	}()
 	return f()
+}
+
+// Sizer can be implemented by a [Codec]. Size returns how many bytes of memory the decoded value v takes, all that v
+// refers to included. Config.LocalBytes counts these bytes. Size must be fast, because each value that L1 gets is
+// measured. Without Size, refill estimates the bytes: it follows the pointers in v, and looks at a sample of the
+// elements of long slices and maps. A negative result counts as 0.
+type Sizer interface {
+	Size(v any) int64
+}
+
+// sizeOf returns how many bytes e.Data refers to. record is what e was decoded from.
+func (l *Loader[V]) sizeOf(e *entry[V], record []byte) int64 {
+	if l.cfg.LocalBytes == math.MaxInt64 || l.cfg.LocalTTL == 0 {
+		return 0 // L1 counts no bytes
+	}
+	codec, ok := l.codec.(Sizer)
+	if !ok {
+		return l1.SizeOf(&e.Data, record)
+	}
+	var size int64
+	err := safely(func() error { size = codec.Size(e.Data.value); return nil })
+	if err != nil {
+		return l1.SizeOf(&e.Data, record)
+	}
+	rest := e.Data
+	var none V
+	rest.value = none
+	return max(0, size) + l1.SizeOf(&rest, nil)
 }

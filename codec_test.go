@@ -12,7 +12,8 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file tests codecs: what they leave out, how they fail, and records that cannot be decoded.
+// This file tests codecs: which fields they leave out, errors and panics of a codec, and records that cannot be
+// decoded.
 
 func TestCodec(t *testing.T) {
 	type leaky struct {
@@ -108,6 +109,40 @@ func TestABadRecordIsAMissAndAnEvent(t *testing.T) {
 						v, d.loads.Load(), "k v0")
 				}
 			})
+		})
+	}
+}
+
+// The codec cannot encode the loaded value. The store answers in the first run, and does not answer in the second run.
+// A second Get within the back-off must return an error that wraps ErrInvalid. After a second failure in a row, the
+// back-off must have doubled.
+func TestTheCauseOfAValueThatCannotBeEncoded(t *testing.T) {
+	for _, down := range []bool{false, true} {
+		bubble(t, func(t *testing.T) {
+			s := newSpy(memory.New())
+			loads := 0
+			l, err := refill.New("bad", func(context.Context, string) (chan int, error) {
+				loads++
+				return make(chan int), nil
+			}, refill.Config{TTL: time.Minute, ErrorTTL: time.Second, MaxErrorTTL: time.Hour, Shared: s})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			s.cut(down)
+			if v, err := l.Get(t.Context(), "k"); !errors.Is(err, refill.ErrInvalid) || v == nil {
+				t.Errorf("got %v, %v; want the value and ErrInvalid", v, err)
+			}
+			var failed *refill.LoadError
+			if _, err := l.Get(t.Context(), "k"); !errors.Is(err, refill.ErrInvalid) || !errors.As(err, &failed) {
+				t.Errorf("within the back-off: got %v, want a *LoadError that wraps ErrInvalid", err)
+			}
+			time.Sleep(1100 * ms)
+			_, _ = l.Get(t.Context(), "k") // the second failure in a row: the back-off is 2 s
+			time.Sleep(1100 * ms)
+			if _, err := l.Get(t.Context(), "k"); loads != 2 || !errors.Is(err, refill.ErrInvalid) {
+				t.Errorf("got %d loads, %v; want 2 loads, and ErrInvalid: the back-off has doubled", loads, err)
+			}
 		})
 	}
 }

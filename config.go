@@ -2,6 +2,7 @@ package refill
 
 import (
 	"fmt"
+	"log/slog"
 	"math"
 	"slices"
 	"time"
@@ -10,115 +11,152 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file is what a user can set: the fields, their defaults, and the errors and warnings of New about them.
+// This file defines Config: its fields, their defaults, and the errors and warnings that New reports about them.
 
-// Config is how a Loader works. The zero value of a field stands for the default of that field. Only TTL has no
-// default. A negative value turns a feature off where the field says so. Elsewhere a negative value is an error. New
-// copies the Config.
+// Config holds the settings of a Loader. A field that is zero gets its default. Only TTL has no default: it must be
+// set. Where the comment of a field says so, a negative value turns a feature off. In any other field, a negative value
+// is an error. New copies the Config.
 type Config struct {
-	// TTL is how long a value is served as fresh, counted from the start of its load. Required: how old data may be is
-	// your decision.
+	// TTL is how long a value is served as fresh, counted from the start of its load. TTL is required, because only you
+	// can decide how old your data may be.
 	TTL time.Duration
 
-	// StaleFor is how long after TTL a value is still served, at once, while one node of the fleet refreshes the value in
-	// the background (stale-while-revalidate, RFC 5861). StaleFor is added to TTL. Default 0: callers wait for the refill.
+	// StaleFor is how long after the end of TTL a value is still served as stale. Get returns a stale value at once, while
+	// one node of the fleet refreshes the value in the background (stale-while-revalidate, RFC 5861). StaleFor is added to
+	// TTL. Default 0: after TTL, callers wait for the refill.
+	//
+	// StaleFor belongs to the value. The node that loads the value stores its StaleFor in the record, and all nodes obey
+	// the record, whatever their own Config says. So a new StaleFor holds for values that are loaded from then on. To end
+	// the StaleFor of stored values at once, call Invalidate.
 	StaleFor time.Duration
 
-	// StaleIfError is how long after TTL a value is served in place of an error if the refill of the value fails
-	// (stale-if-error, RFC 5861). StaleIfError is added to TTL. Default: StaleFor. Negative: off.
+	// StaleIfError is how long after the end of TTL Get returns the old value instead of an error if the refill fails
+	// (stale-if-error, RFC 5861). StaleIfError is added to TTL. Default: StaleFor, and for a value whose load calls
+	// Fill.SetStaleFor, the StaleFor of that value. Negative: off.
 	StaleIfError time.Duration
 
-	// EarlyRefresh is the share of TTL after which the next Get refreshes a fresh value in the background. So a hot key
-	// never expires while it is in use. With 0.8, a refresh begins at 80 % of TTL. Below 1. Default 0: off. A negative
-	// value is off as well.
+	// EarlyRefresh is a share of TTL, below 1. When this share of TTL is over, the next Get starts a refresh in the
+	// background, although the value is still fresh. With 0.8, for instance, a refresh may begin at 80 % of TTL. So a key
+	// that is asked for often does not expire. Default 0: off. A negative value is off as well.
 	EarlyRefresh float64
 
-	// XFetch is the beta of probabilistic early refresh: the longer the load of a value took, the earlier a node refreshes
-	// the value. The moment of the refresh is drawn once per value and node. On average that moment is beta load times
-	// before the end of TTL. It is never in the first half of TTL. 1 is the usual value of XFetch. Nodes draw
-	// independently, and the result of the first refresh is announced to all nodes, so most nodes never start a refresh.
-	// Default 0: off. A negative value is off as well. (Vattani, Chierichetti, Lowenstein, Optimal Probabilistic Cache
-	// Stampede Prevention, PVLDB 8(8), 2015.)
+	// XFetch turns on probabilistic early refresh: the longer the load of a value took, the earlier a node refreshes the
+	// value. XFetch is the factor beta of that algorithm, and its usual value is 1. Each node draws one random moment per
+	// value, and refreshes the value from that moment on. On average the moment lies beta load times before the end of
+	// TTL. The moment never lies in the first half of TTL. Nodes draw independently, and the first refresh is announced to
+	// all nodes. So most nodes never start a refresh. Default 0: off. A negative value is off as well. Source: Vattani,
+	// Chierichetti, Lowenstein, Optimal Probabilistic Cache Stampede Prevention, PVLDB 8(8), 2015.
 	XFetch float64
 
-	// SoftTimeout is how long a Get waits for the refill of a stale value before it returns the stale value. The refill
-	// goes on after that. SoftTimeout has an effect only with StaleFor. Default 0: stale values are returned at once.
+	// SoftTimeout is how long a Get waits for the refill before it returns a stale value. The refill goes on after the Get
+	// has returned. SoftTimeout has an effect only with StaleFor. Default 0: Get returns a stale value at once.
 	SoftTimeout time.Duration
 
-	// LocalTTL is how long this process answers from its own memory (L1) before it reads the shared store again. Changes
-	// on other nodes are announced. If an announcement is lost unnoticed, LocalTTL bounds how long L1 serves the old value
-	// as fresh. Default: TTL, at most 1 min. Negative: off, so every Get reads the store.
+	// LocalTTL is how long this process serves a value from its own memory (L1) before it reads the shared store again.
+	// Other nodes announce their changes, and this process then updates L1. If an announcement is lost unnoticed, L1
+	// serves the old value as fresh for LocalTTL at most. Default: TTL, at most 1 min. Negative: off, so every Get reads
+	// the store.
 	LocalTTL time.Duration
 
-	// LockTTL is how long the refill lock outlives a process that died while it held the lock. The lock is renewed each
-	// third of LockTTL while a load runs, so loads may take longer than LockTTL. Another node takes over within LockTTL +
-	// 500 ms. Default 1 s, at least 200 ms.
+	// LockTTL is how long the refill lock stays taken after its holder has died. While a load runs, the holder renews the
+	// lock each third of LockTTL, so a load may take longer than LockTTL. Another node takes over from a dead holder
+	// within LockTTL + 500 ms. Default 1 s, at least 200 ms.
 	LockTTL time.Duration
 
-	// StoreTimeout bounds every call of the shared store. Default 250 ms, and at most LockTTL/4. The reason for LockTTL/4:
-	// if a renewal gets no answer, it must be repeated while the lock still lives.
+	// StoreTimeout bounds each call of the shared store. Default: 250 ms or LockTTL/4, whichever is shorter. At most
+	// LockTTL/4: if a renewal of the lock gets no answer, there must be time to repeat the renewal.
 	StoreTimeout time.Duration
 
-	// LoadTimeout bounds a load. When it is over, the ctx of the load is cancelled, and the callers get a *LoadError with
-	// Timeout set. The key can then be loaded again, even if the load function does not return. Default 10 s.
+	// LoadTimeout bounds a load. When LoadTimeout is over, the ctx of the load is cancelled, and the callers get a
+	// *LoadError with Timeout set. If the load function has still not returned, it no longer counts among MaxLoads, and
+	// this process does not load its key again until it has returned. Other nodes can load the key. Default 10 s.
 	LoadTimeout time.Duration
 
-	// ErrorTTL is the back-off after a failed load. Until the back-off is over, every Get of the key on every node returns
-	// the error of that load (or a stale value, see StaleIfError), and no node asks the database for the key. Default 1 s.
-	// Negative: off. Callers that waited for the failed load share its error even then. Invalidate, Expire and Refresh end
-	// a back-off.
+	// ErrorTTL is the back-off after a failed load. The failure may come from the node itself. So after the first failure
+	// of a key, only the node that failed does not load the key until ErrorTTL is over. Its Gets return the error (or an
+	// old value, see StaleIfError), unless the store has a value or another node loads. Another node may try once. If that
+	// node fails as well, no node loads the key until ErrorTTL is over, and every Get on every node returns the error. So
+	// a database that is down is asked twice per key and back-off. Two nodes that have lost their database fail a key for
+	// the whole fleet, for one ErrorTTL at a time.
+	//
+	// Default 1 s. Negative: off. With ErrorTTL off, the callers that waited for the failed loads still share their
+	// errors. Invalidate, Expire and Refresh end a back-off.
 	ErrorTTL time.Duration
 
-	// MaxErrorTTL lets the back-off of a key double with each failure in a row, up to MaxErrorTTL. Default: ErrorTTL, so
-	// the back-off does not grow.
+	// MaxErrorTTL lets the back-off grow. The back-off of a key doubles with each failure in a row, up to MaxErrorTTL.
+	// Default: ErrorTTL, so the back-off does not grow.
 	MaxErrorTTL time.Duration
 
-	// NotFoundTTL is how long an absence (ErrNotFound) is cached. Default: TTL, at most 10 s. Negative: off.
+	// NotFoundTTL is how long an absence (ErrNotFound) is cached. Default: TTL, at most 10 s. Negative: off. A load can
+	// set another TTL for its absence, see Fill.SetTTL.
 	NotFoundTTL time.Duration
 
-	// Tags are the tags of every value of this Loader, see Fill.Tag. With Tags: {"all"}, InvalidateTag(ctx, "all")
-	// invalidates all values of this Loader. Default: none.
+	// Tags are tags that every value of this Loader has, see Fill.Tag. If Tags holds "all", for instance,
+	// InvalidateTag(ctx, "all") invalidates all values of this Loader. Default: none.
 	Tags []string
 
-	// Jitter shortens the TTL of each stored value by a random share, which is at most Jitter. So values that were loaded
-	// together do not expire together. Default 0.1. Negative: off. Below 1.
+	// Jitter shortens the TTL of each stored value by a random share between 0 and Jitter. So values that were loaded
+	// together do not expire together. Below 1. Default 0.1. Negative: off.
 	Jitter float64
 
-	// MaxLoads is how many loads of this Loader may run at once in this process. A bulk load counts as one. Further loads
-	// wait. While the shared store does not answer, they return ErrOverloaded instead. Default 64. Negative: no limit.
+	// MaxLoads is how many loads of this Loader may run at once in this process. A bulk load counts as one load. A further
+	// load waits for the end of another load. While the shared store does not answer, a further load waits for
+	// StoreTimeout at most, and then its callers get ErrOverloaded. A refresh that no caller waits for does not queue: a
+	// later Get tries again. A load function that runs longer than LoadTimeout counts apart. If MaxLoads such functions
+	// run and all other places are taken, callers get ErrOverloaded as well. Default 64. Negative: no limit.
+	//
+	// MaxLoads also holds for Gets inside the loads of other Loaders. The only exception is a Get that a queued load may
+	// be waiting for: inside of a load of this Loader, or of a Loader whose keys this Loader's loads ask for.
 	MaxLoads int
 
-	// BulkWindow is how long a Get of a Loader made by NewBulk waits for other Gets that have to load, so that one call
-	// loads the keys of all these Gets. Default 0: a Get does not wait. GetMany needs no BulkWindow.
+	// BulkWindow is for Loaders made by NewBulk. A Get that has to load waits for BulkWindow, so that other Gets can add
+	// their keys to the same call of the load function. Default 0: a Get loads its key at once and alone. GetMany does not
+	// need BulkWindow to load its keys together.
 	BulkWindow time.Duration
 
-	// MaxWaiters is how many callers of this Loader may wait at once in this process, for loads here or on other nodes.
-	// Further callers get ErrOverloaded at once. A Get that L1 answers never waits. Default 10,000. Negative: no limit.
+	// MaxWaiters is how many callers of this Loader may wait at once in this process, for the store or for a load. A
+	// further caller gets a stale value of L1 or, if L1 has none, ErrOverloaded. A Get that L1 answers never waits, and
+	// does not count. Default 10,000. Negative: no limit.
 	MaxWaiters int
 
-	// LocalEntries and LocalBytes bound L1. LocalEntries is the number of entries (default 10,000). LocalBytes, if set, is
-	// the sum of the sizes of the encoded values in bytes (default: not bounded). A value larger than a quarter of
-	// LocalBytes may not stay in L1.
+	// LocalEntries and LocalBytes bound L1. LocalEntries is the largest number of entries. Default 10,000, at most 1<<30.
+	// LocalBytes is the largest sum of the sizes of all entries, in bytes. The size of an entry is the memory that its
+	// key, its decoded value and its management take, some 500 bytes at least. See [Sizer]. Default 64 MiB. Negative: no
+	// bound. L1 does not keep a value that is larger than a quarter of LocalBytes. An entry counts as
+	// LocalBytes/LocalEntries at least, so L1 may hold fewer small values if others are large. Besides these bounds, a
+	// Loader takes about 1 MiB.
 	LocalEntries int
 	LocalBytes   int64
 
-	// Shared is the store that the fleet shares, see backend/goredis. One store per process is enough for all Loaders of
-	// the process. Default nil: this process alone, with a backend/memory store of its own.
+	// Shared is the store that all nodes of the fleet share, see backend/goredis. All Loaders of a process can use one
+	// store. Default nil: the Loader works for this process alone, with a backend/memory store of its own. LocalEntries
+	// and LocalBytes bound that store as well.
 	Shared driver.Store
 
-	// Codec turns values into bytes and back. Default: JSON, and for a V of []byte or string the bytes themselves. Callers
-	// get the value that was decoded from the stored bytes. So a part that the codec leaves out (JSON: unexported fields,
-	// `json:"-"`) is missing even on the node that loaded the value. The module refill/codec has CBOR and compression.
+	// Codec turns values into bytes and back. Default: JSON. If V is []byte or string, the default stores the bytes
+	// unchanged. Callers get the value that was decoded from the stored bytes. So a part that the codec leaves out (JSON:
+	// unexported fields, `json:"-"`) is missing even on the node that loaded the value. The module refill/codec has CBOR
+	// and compression.
 	Codec Codec
 
-	// OnEvent is called for every Event. It is called from many goroutines at once: callers, flights and the subscription.
-	// OnEvent must be fast, because Gets and announcements wait for it. It must not panic, and must not call Close. No
-	// lock of refill is held during the call. Default: no events.
+	// The Loader calls OnEvent for every Event, from many goroutines at once: callers, flights and the subscription.
+	// OnEvent must be fast, because Gets and announcements wait for it. OnEvent must not panic. OnEvent must not call
+	// Close of a Loader, which then returns an error, and must not wait for a goroutine that calls Close. No mutex of
+	// refill is held during the call. Default: no events.
 	OnEvent func(Event)
+
+	// Logger gets the few lines that an operator needs. At level Warn: no announcements can be received, because the store
+	// cannot be reached or its address is wrong; the circuit breaker has opened; a setting of the store or of Config is
+	// doubtful; the store held bytes that are no record of this Loader; an invalidation was given up. At level Info: the
+	// recovery from the first two. No line is about a single Get, and nothing is logged while all is well. The last two
+	// kinds of lines come once a minute at most. Loaders that share both a store and a Logger log each change of the store
+	// once. A line has the attributes loader, node, key (if the line is about one) and error. Default: slog.Default(), at
+	// the time of the line. slog.New(slog.DiscardHandler) turns the lines off.
+	Logger *slog.Logger
 }
 
-// withDefaults checks a Config and fills in its defaults. In the result no value is negative: 0 stands for off, and the
-// largest number stands for no limit.
+// withDefaults checks a Config and fills in its defaults. In the result, 0 stands for off, and the largest number
+// stands for no limit. Only EarlyRefresh and XFetch may stay negative, which also means off.
 func (c Config) withDefaults() (Config, error) {
 	for _, check := range []func(*Config) error{(*Config).times, (*Config).bounds, (*Config).parts} {
 		if err := check(&c); err != nil {
@@ -128,11 +166,11 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// setting is a duration of Config.
+// setting is a duration of Config or LockConfig.
 type setting struct {
 	name      string
 	value     *time.Duration
-	byDefault time.Duration // what 0 stands for
+	byDefault time.Duration // replaces 0
 	least     time.Duration
 	canBeOff  bool // a negative value means off
 }
@@ -174,8 +212,8 @@ func (c *Config) times() error {
 	return err
 }
 
-// storeTimeout checks how long a call of the store may take, given a lease of lockTTL. If a renewal gets no answer, it
-// must be repeated before the lease ends.
+// storeTimeout returns the StoreTimeout to use, or an error if set is too long for a lease of lockTTL. If a renewal
+// gets no answer, there must be time to repeat the renewal before the lease ends.
 func storeTimeout(set, lockTTL time.Duration, nameOfTTL string) (time.Duration, error) {
 	most := lockTTL / 4
 	if set == 0 {
@@ -188,7 +226,7 @@ func storeTimeout(set, lockTTL time.Duration, nameOfTTL string) (time.Duration, 
 	return set, nil
 }
 
-// maxSpan bounds every span, so that a date plus a few spans can be represented.
+// maxSpan bounds every duration in Config, LockConfig and Fill. So a time plus a few such durations cannot overflow.
 const maxSpan = 20 * 365 * 24 * time.Hour
 
 func (s setting) apply() error {
@@ -207,10 +245,11 @@ func (s setting) apply() error {
 	return nil
 }
 
-// maxBeta is far above any useful beta. It bounds the times that are computed from beta.
+// maxBeta is the largest XFetch that New accepts. It is far above any useful value. Without a bound, times that are
+// computed from beta could overflow.
 const maxBeta = 100.0
 
-// limit applies the default of a number that bounds something.
+// limit returns MaxLoads or MaxWaiters with its default applied, and math.MaxInt for no limit.
 func limit(set, byDefault int) int {
 	switch {
 	case set < 0:
@@ -243,16 +282,27 @@ func (c *Config) bounds() error {
 		return invalid("LocalEntries", "%d is negative; LocalTTL: -1 turns L1 off", c.LocalEntries)
 	case c.LocalEntries == 0:
 		c.LocalEntries = 10_000
+	case c.LocalEntries > maxLocalEntries:
+		return invalid("LocalEntries", "%d is above %d", c.LocalEntries, maxLocalEntries)
 	}
-	if c.LocalBytes < 0 {
-		return invalid("LocalBytes", "%d is negative; 0 is no bound", c.LocalBytes)
+	switch {
+	case c.LocalBytes < 0:
+		c.LocalBytes = math.MaxInt64
+	case c.LocalBytes == 0:
+		c.LocalBytes = defaultLocalBytes
 	}
 	return nil
 }
 
+const defaultLocalBytes = 64 << 20
+
+// maxLocalEntries is the largest LocalEntries that New accepts. It is far above what fits into memory. Without a bound,
+// sizes that are computed from LocalEntries could overflow.
+const maxLocalEntries = 1 << 30
+
 func (c *Config) parts() error {
 	if c.Shared == nil {
-		c.Shared = memory.New()
+		c.Shared = memory.NewSized(c.LocalEntries, c.LocalBytes)
 	} else if isNil(c.Shared) {
 		return invalid("Shared", "nil %T", c.Shared)
 	}
@@ -273,8 +323,7 @@ func (c *Config) parts() error {
 	return nil
 }
 
-// warnings returns a warning for each setting that New accepts although the setting is doubtful: it has no effect, or a
-// surprising effect.
+// warnings returns a warning for each setting that New accepts although it has no effect, or a surprising effect.
 func (c *Config) warnings() (warnings []error) {
 	warn := func(doubtful bool, field, format string, args ...any) {
 		if doubtful {
@@ -287,14 +336,14 @@ func (c *Config) warnings() (warnings []error) {
 	warn(c.SoftTimeout >= c.LoadTimeout, "SoftTimeout",
 		"%v has no effect: LoadTimeout (%v) expires first", c.SoftTimeout, c.LoadTimeout)
 	warn(c.LocalTTL > c.TTL, "LocalTTL", "%v has no effect above TTL (%v)", c.LocalTTL, c.TTL)
-	warn(c.LoadTimeout > max(life, 10*time.Second), "LoadTimeout", // the default causes no warning
+	warn(c.LoadTimeout > max(life, 10*time.Second), "LoadTimeout", // 10 s is the default, which must not warn
 		"%v: a load may take longer than its value lives (%v)", c.LoadTimeout, life)
 	warn(c.NotFoundTTL > c.TTL, "NotFoundTTL", "%v: an absence lives longer than a value (%v)", c.NotFoundTTL, c.TTL)
 	warn(c.StaleIfError > 0 && c.StaleIfError < c.StaleFor, "StaleIfError",
 		"%v has no effect below StaleFor (%v)", c.StaleIfError, c.StaleFor)
 	warn(c.ErrorTTL > time.Minute && c.ErrorTTL > c.TTL, "ErrorTTL",
 		"%v: one failed load keeps a key away for longer than a value lives", c.ErrorTTL)
-	warn(c.LocalTTL == 0 && c.LocalBytes > 0, "LocalBytes",
+	warn(c.LocalTTL == 0 && c.LocalBytes != defaultLocalBytes, "LocalBytes",
 		"%d has no effect: LocalTTL is off, so there is no L1", c.LocalBytes)
 	warn(c.EarlyRefresh > 0 && c.EarlyRefresh < 0.5, "EarlyRefresh",
 		"%v: values are refreshed more than twice per TTL", c.EarlyRefresh)

@@ -39,7 +39,7 @@ func TestConfigErrorsNameTheField(t *testing.T) {
 		{"Tags", Config{TTL: s, Tags: []string{"a", ""}}},
 		{"Tags", Config{TTL: s, Tags: make([]string, 65)}},
 		{"LocalEntries", Config{TTL: s, LocalEntries: -1}},
-		{"LocalBytes", Config{TTL: s, LocalBytes: -1}},
+		{"LocalEntries", Config{TTL: s, LocalEntries: maxLocalEntries + 1}},
 		{"Shared", Config{TTL: s, Shared: (*memory.Store)(nil)}},
 		{"Codec", Config{TTL: s, Codec: nameless{}}},
 		{"Codec", Config{TTL: s, Codec: (*nameless)(nil)}},
@@ -65,13 +65,13 @@ func TestConfigDefaults(t *testing.T) {
 		TTL: 5 * time.Second, StaleFor: time.Minute, StaleIfError: time.Minute, LocalTTL: 5 * time.Second,
 		LockTTL: time.Second, StoreTimeout: 250 * time.Millisecond, LoadTimeout: 10 * time.Second, ErrorTTL: time.Second,
 		MaxErrorTTL: time.Second, NotFoundTTL: 5 * time.Second, Jitter: 0.1,
-		MaxLoads: 64, MaxWaiters: 10_000, LocalEntries: 10_000,
+		MaxLoads: 64, MaxWaiters: 10_000, LocalEntries: 10_000, LocalBytes: 64 << 20,
 	}
 	if c.TTL != want.TTL || c.StaleIfError != want.StaleIfError || c.LocalTTL != want.LocalTTL ||
 		c.LockTTL != want.LockTTL || c.StoreTimeout != want.StoreTimeout || c.LoadTimeout != want.LoadTimeout ||
 		c.ErrorTTL != want.ErrorTTL || c.MaxErrorTTL != want.MaxErrorTTL || c.NotFoundTTL != want.NotFoundTTL ||
 		c.Jitter != want.Jitter || c.MaxLoads != want.MaxLoads || c.MaxWaiters != want.MaxWaiters ||
-		c.LocalEntries != want.LocalEntries {
+		c.LocalEntries != want.LocalEntries || c.LocalBytes != want.LocalBytes {
 		t.Errorf("got  %+v\nwant %+v", c, want)
 	}
 	c, err = Config{TTL: time.Hour, LockTTL: 400 * time.Millisecond}.withDefaults()

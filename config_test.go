@@ -9,9 +9,9 @@ import (
 	"github.com/refill-go/refill"
 )
 
-// This file tests Config through New: its bounds, and the warnings about settings without an effect.
+// This file tests how New checks a Config: the bounds of settings, and the warnings about doubtful settings.
 
-// Settings at their bounds are accepted. Settings beyond them give an error that names the field.
+// New accepts a setting at its bound. Beyond the bound, New returns an error that names the field.
 func TestConfigBounds(t *testing.T) {
 	for name, cfg := range map[string]refill.Config{
 		"a back-off that may not grow": {ErrorTTL: 5 * time.Second, MaxErrorTTL: 5 * time.Second},
@@ -33,10 +33,10 @@ func TestConfigBounds(t *testing.T) {
 	}
 }
 
-// A setting that is allowed but without effect gives one warning, which names the field.
+// New accepts a setting that has no effect or a surprising effect. New must report one warning that names the field.
 func TestConfigWarnings(t *testing.T) {
 	for field, cfg := range map[string]refill.Config{
-		" short": {TTL: time.Second}, // defaults give no warning
+		" short": {TTL: time.Second}, // the default settings cause no warning
 		"": {
 			TTL: time.Minute, StaleFor: time.Hour, SoftTimeout: time.Second, EarlyRefresh: 0.9, LocalBytes: 1 << 20,
 		},
@@ -71,7 +71,7 @@ func TestConfigWarnings(t *testing.T) {
 	}
 }
 
-// Defaults give no warning, whatever TTL is.
+// A Config with default settings must cause no warning, for short and long TTLs.
 func TestNoWarningsAboutDefaults(t *testing.T) {
 	for _, ttl := range []time.Duration{100 * ms, time.Second, time.Minute, 24 * time.Hour} {
 		l := node(t, never(t), refill.Config{TTL: ttl, StaleIfError: time.Hour, OnEvent: func(e refill.Event) {

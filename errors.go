@@ -13,44 +13,48 @@ import (
 
 // The errors of this package. Test for them with errors.Is.
 var (
-	// ErrNotFound is wrapped by a load function to say that there is nothing under the key. The absence is cached for
-	// Config.NotFoundTTL. Get returns the absence as an error that wraps ErrNotFound, although an absence is an answer,
-	// not a failure.
+	// ErrNotFound says that there is nothing under a key. A load function returns an error that wraps ErrNotFound. This
+	// absence is cached for Config.NotFoundTTL, and Get returns it as an error that wraps ErrNotFound. An absence is an
+	// answer, not a failure, so it causes no back-off. Get returns only the text of the load's error, on the node of the
+	// load as well. Errors that the load wraps beside ErrNotFound, sql.ErrNoRows for instance, are lost.
 	ErrNotFound = errors.New("refill: not found")
 
-	// ErrOverloaded is returned if Config.MaxLoads loads are running while the store does not answer, because nothing else
-	// limits the load on the database then. It is also returned if Config.MaxWaiters callers are waiting already. Answer
-	// with 503. The next try may succeed.
+	// ErrOverloaded is returned in three cases. In the first case, the store does not answer and Config.MaxLoads loads are
+	// running. Without this limit, the whole fleet could overload the database. In the second case, Config.MaxWaiters
+	// callers are waiting already. In the third case, Config.MaxLoads load functions have outlived Config.LoadTimeout and
+	// still run. A server should answer with status 503. A later try may succeed.
 	ErrOverloaded = errors.New("refill: overloaded")
 
 	// ErrClosed is returned by every call after Close.
 	ErrClosed = errors.New("refill: closed")
 
-	// ErrLocked is returned by TryLock if another holder has the lock. If Lock gives up waiting, it joins ErrLocked to the
-	// error of ctx.
+	// ErrLocked is returned by TryLock if another holder has the lock. If ctx ends while Lock waits, the error of Lock
+	// wraps both ErrLocked and the error of ctx.
 	ErrLocked = errors.New("refill: locked")
 
-	// ErrLost is the cause of a Lock's context, and the error of its Release, if the holder no longer had the lock: the
-	// lock expired or was deleted. What the holder did since then may have overlapped with the work of another holder.
+	// ErrLost says that a holder no longer has its lock, because the lock expired or was deleted. ErrLost is the cause of
+	// the context of such a Lock, and the error of its Release. Since the loss of the lock, another holder may have worked
+	// at the same time.
 	ErrLost = errors.New("refill: lock lost")
 
 	// ErrInvalid is wrapped by every error about an input: a setting, a key, a value that cannot be encoded. The text of
-	// the error names the input. Another try fails as well.
+	// the error names the input. Another try with the same input fails as well.
 	ErrInvalid = driver.ErrInvalid
 )
 
-// LoadError says that a load failed. All callers of the node that loaded get the same error. Callers of other nodes get
-// only the text of the error, because an error value cannot be sent. On those nodes errors.Is finds a time-out, but no
-// error of the database.
+// LoadError says that a load failed. On the node that loaded, all callers get the error of the load itself. On other
+// nodes, callers get only the text of that error, because an error value cannot be sent. On those nodes errors.Is finds
+// a time-out, but no error of the database.
 type LoadError struct {
 	Key        string        // as given to Get, or the hash of the key, see Loader.Get
 	Node       string        // the node whose load failed
 	Panic      bool          // the load function panicked, or ended its goroutine
 	Timeout    bool          // the load ran longer than Config.LoadTimeout; errors.Is(err, context.DeadlineExceeded)
-	RetryAfter time.Duration // the next load of this key begins no earlier than this after the error; 0 = at once
+	RetryAfter time.Duration // what is left of the back-off of this key; 0 = there is none
 	Err        error         // what the load function returned, or its text when another node loaded
 
-	failures int // of the key in a row, including this one
+	fleet    bool // the failure holds all nodes back, because two nodes in a row have failed
+	failures int  // of the key in a row, including this one
 }
 
 // Error names the key, the node and the cause.
@@ -73,8 +77,8 @@ func (e *LoadError) Is(target error) bool {
 	return e.Timeout && target == context.DeadlineExceeded
 }
 
-// absence is the error of a cached absence. It has the text of the load's own error, and errors.Is matches it with
-// ErrNotFound.
+// absence is the error of a cached absence. It has the text of the error that the load returned. errors.Is matches an
+// absence with ErrNotFound.
 type absence struct{ text string }
 
 func (a *absence) Error() string   { return a.text }

@@ -1,10 +1,16 @@
 package refill
 
-import "time"
+import (
+	"context"
+	"log/slog"
+	"runtime"
+	"sync/atomic"
+	"time"
+)
 
-// This file is what a Loader reports: the outcome of each Get, and events for metrics and logs.
+// This file defines what a Loader reports: the outcome of each Get, events for metrics, and the lines of Config.Logger.
 
-// Outcome is how a Get got its answer. String returns a lower-case name, fit for the label of a metric.
+// Outcome says how a Get got its answer. String returns a lower-case name, fit for the label of a metric.
 type Outcome uint8
 
 // The outcomes of a Get.
@@ -13,9 +19,9 @@ const (
 	OutcomeStale                              // "stale": a stale value, which is being refreshed
 	OutcomeShared                             // "shared": a fresh value of the shared store
 	OutcomeLoaded                             // "loaded": the load that this call started
-	OutcomeCoalesced                          // "coalesced": the answer of a flight of this process that ran already
+	OutcomeCoalesced                          // "coalesced": the answer of a flight that another caller here had started
 	OutcomeLoadedElsewhere                    // "loaded-elsewhere": a load on another node, which this call waited for
-	OutcomeStaleOnError                       // "stale-on-error": a stale value, because the load failed
+	OutcomeStaleOnError                       // "stale-on-error": an old value, because the load failed
 	OutcomeFailed                             // "failed": an error
 )
 
@@ -26,7 +32,7 @@ var outcomeNames = [...]string{
 // String returns the lower-case name. The name will not change.
 func (o Outcome) String() string { return nameOf(int(o), outcomeNames[:]) }
 
-// Event is one thing that happened, as Config.OnEvent sees it.
+// Event is one thing that happened in a Loader. The Loader passes it to Config.OnEvent.
 type Event struct {
 	Kind    EventKind
 	Outcome Outcome // EventGet: how the Get got its answer; otherwise 0
@@ -34,8 +40,8 @@ type Event struct {
 	Key     string  // empty if the event concerns no single key
 	Node    string  // of this Loader, as in Result.Node and LoadError.Node
 
-	// Took is how long a load ran (EventLoaded, EventNotFound, EventLoadFailed, EventLoadAbandoned) or a Get waited for a
-	// flight (EventGet).
+	// Took is how long a load ran (EventLoaded, EventNotFound, EventLoadFailed, EventLoadAbandoned, EventPublishedLate) or
+	// a Get waited for a flight (EventGet).
 	Took time.Duration
 	// Err is the cause, if there is one.
 	Err error
@@ -44,36 +50,40 @@ type Event struct {
 // EventKind is the kind of an [Event]. String returns a lower-case name, fit for the label of a metric.
 type EventKind uint8
 
-// The kinds of events. EventGet comes once per Get and key. The events from EventLoaded to EventRefreshSkipped come
-// from loads. The events from EventBadRecord on are for the operator.
+// The kinds of events. EventGet comes once per Get and key. The events from EventLoaded to EventRefreshSkipped are
+// about loads. The events from EventBadRecord on are for the operator.
 const (
 	EventGet EventKind = iota + 1 // "get": a Get was answered, see Event.Outcome
 
 	EventLoaded          // "loaded": a load function returned a value
-	EventNotFound        // "not-found": a load function returned ErrNotFound
+	EventNotFound        // "not-found": a load function returned an error that wraps ErrNotFound
 	EventLoadFailed      // "load-failed": a load function failed, panicked or timed out
 	EventLoadAbandoned   // "load-abandoned": the last caller left before the load ended
 	EventPublished       // "published": the value was stored
-	EventPublishRejected // "publish-rejected": the value was not stored: invalidated, or overtaken by a newer load
-	EventRefreshSkipped  // "refresh-skipped": another node refreshes the key already
+	EventPublishRejected // "publish-rejected": an Invalidate or a newer load came first: nothing was stored
+	EventRefreshSkipped  // "refresh-skipped": another node refreshes the key already, or no load slot was free
 
-	EventBadRecord         // "bad-record": the store held bytes that are no record of this Loader, which is a miss
+	EventBadRecord         // "bad-record": the store held bytes that are no record of this Loader: a miss
 	EventStoreError        // "store-error": the store did not answer, or answered with an error
 	EventStoreDown         // "store-down": no announcements can be received, so Gets ask the store before L1
 	EventStoreUp           // "store-up": announcements can be received (again)
 	EventStoreWarning      // "store-warning": the store works, but a setting of it is doubtful
-	EventConfigWarning     // "config-warning": a setting of Config is doubtful: Err says why; sent while New runs
+	EventConfigWarning     // "config-warning": a setting of Config is doubtful, Err says why; sent during New
 	EventBreakerOpen       // "breaker-open": the store was too slow too often, so Gets do without the store
 	EventBreakerClosed     // "breaker-closed": the store answers again
-	EventLeaseLost         // "lease-lost": a lease ended before its load; the claim decides whether the value is stored
+	EventLeaseLost         // "lease-lost": a lease ended before its load did; the claim decides what is stored
 	EventInvalidateRetried // "invalidate-retried": a failed Invalidate or Expire was repeated, or given up (Err is set)
+	// "published-late": a value was stored after the end of its TTL, because its load took longer than that. So the next
+	// Get loads it again, or gets it as stale. Set a TTL that is longer than the load takes. Event.Took is the time from
+	// the start of the load.
+	EventPublishedLate
 )
 
 var eventNames = [...]string{
 	"", "get",
 	"loaded", "not-found", "load-failed", "load-abandoned", "published", "publish-rejected", "refresh-skipped",
 	"bad-record", "store-error", "store-down", "store-up", "store-warning", "config-warning", "breaker-open",
-	"breaker-closed", "lease-lost", "invalidate-retried",
+	"breaker-closed", "lease-lost", "invalidate-retried", "published-late",
 }
 
 // String returns the lower-case name. The name will not change. Later releases may add kinds.
@@ -86,11 +96,105 @@ func nameOf(i int, names []string) string {
 	return "unknown"
 }
 
-// emit passes an event to Config.OnEvent, with the fields that every event of this Loader has.
+// emit passes an event to Config.Logger and to Config.OnEvent, with the fields that every event of this Loader has.
 func (l *Loader[V]) emit(e Event) {
+	if e.Kind >= EventBadRecord {
+		l.log(e)
+	}
 	if l.cfg.OnEvent != nil {
 		e.Name, e.Node = l.name, l.node.id
 		l.cfg.OnEvent(e)
+	}
+}
+
+// log writes the line of an event for the operator, if the event has one.
+//
+// These events have no line: store-error and lease-lost, because an outage causes hundreds of them and has a line of
+// its own, and the repetition of an invalidation that succeeded.
+func (l *Loader[V]) log(e Event) {
+	level, text := slog.LevelWarn, ""
+	switch e.Kind {
+	case EventStoreDown:
+		if l.store.Once(l.topic("down")) {
+			text = "refill: store down: no announcements can be received"
+		}
+	case EventStoreUp:
+		if l.store.Reset(l.topic("down")) { // not when the subscription begins
+			level, text = slog.LevelInfo, "refill: store up: announcements can be received again"
+		}
+	case EventBreakerOpen:
+		if l.store.Once(l.topic("open")) {
+			text = "refill: circuit breaker open: Gets do without the store, which did not answer in time"
+		}
+	case EventBreakerClosed:
+		if l.store.Reset(l.topic("open")) {
+			level, text = slog.LevelInfo, "refill: circuit breaker closed: the store answers again"
+		}
+	case EventStoreWarning:
+		if l.store.Once(l.topic(e.Err.Error())) {
+			text = "refill: doubtful setting of the store"
+		}
+	case EventConfigWarning:
+		text = "refill: doubtful setting of Config"
+	case EventBadRecord:
+		if l.badRecordLine.due(time.Now()) {
+			text = "refill: bad record: the store held bytes that are no value of this Loader"
+		}
+	case EventInvalidateRetried:
+		if e.Err != nil && l.gaveUpLine.due(time.Now()) {
+			text = "refill: invalidation given up: the store may hold an old value"
+		}
+	}
+	if text != "" {
+		l.write(level, text, e)
+	}
+}
+
+// topic is what Once and Reset of the breaker are called with. So each Logger gets its own line.
+func (l *Loader[V]) topic(what string) any {
+	return struct {
+		logger *slog.Logger
+		what   string
+	}{l.cfg.Logger, what}
+}
+
+func (l *Loader[V]) write(level slog.Level, text string, e Event) {
+	logger := l.cfg.Logger
+	if logger == nil {
+		logger = slog.Default()
+	}
+	attrs := []slog.Attr{slog.String("loader", l.name), slog.String("node", l.node.id)}
+	if e.Key != "" {
+		attrs = append(attrs, slog.String("key", e.Key))
+	}
+	if e.Err != nil {
+		attrs = append(attrs, slog.Any("error", e.Err))
+	}
+	logger.LogAttrs(context.Background(), level, text, attrs...)
+}
+
+// pacer lets a line pass, and then at most one line per logEvery.
+type pacer struct{ last atomic.Int64 } // when the last line passed, in Unix microseconds; 0 = never
+
+func (p *pacer) due(now time.Time) bool {
+	last := p.last.Load()
+	return lineDue(last, now.UnixMicro()) && p.last.CompareAndSwap(last, now.UnixMicro())
+}
+
+// inOnEvent reports whether its caller runs inside of emit, on this goroutine. Close waits for the goroutines that
+// emit events. So a Close that an OnEvent calls would wait for itself. Go does not tell which goroutine runs, but the
+// stack of the caller shows emit.
+func inOnEvent() bool {
+	pcs := make([]uintptr, 512)
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs)])
+	for {
+		f, more := frames.Next()
+		if f.Function == "github.com/refill-go/refill.(*Loader[...]).emit" {
+			return true
+		}
+		if !more {
+			return false
+		}
 	}
 }
 

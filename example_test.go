@@ -15,7 +15,7 @@ import (
 	"github.com/refill-go/refill/backend/memory"
 )
 
-// Product is what the examples load.
+// Product is the type of the values that the examples load.
 type Product struct {
 	ID    string
 	Price int
@@ -23,7 +23,7 @@ type Product struct {
 
 var queries atomic.Int64
 
-// loadProduct stands for a database query.
+// loadProduct stands for a database query that takes 50 ms.
 func loadProduct(ctx context.Context, id string) (Product, error) {
 	queries.Add(1)
 	select {
@@ -34,7 +34,7 @@ func loadProduct(ctx context.Context, id string) (Product, error) {
 	}
 }
 
-// The program of the README: a hundred requests at once, one query.
+// This example is the program of the README. A hundred requests arrive at once and cost one query.
 func Example() {
 	products, err := refill.New("product", loadProduct, refill.Config{TTL: time.Minute})
 	if err != nil {
@@ -56,8 +56,8 @@ func Example() {
 	// Output: 100 requests served by 1 query
 }
 
-// Two nodes share one store. In production the store is Redis: see backend/goredis. The store of backend/memory is
-// shared within one process, so it suits tests of several nodes.
+// Two nodes share one store. In production the store is Redis, and package backend/goredis connects to it. The store
+// of package backend/memory lives in one process, so a test can use it to run several nodes.
 func ExampleConfig_severalNodes() {
 	var loads atomic.Int64
 	load := func(_ context.Context, key string) (string, error) {
@@ -93,7 +93,8 @@ func ExampleConfig_severalNodes() {
 	// 1 load
 }
 
-// Call Invalidate after the transaction has committed. No load that began before Invalidate is then served as fresh.
+// Call Invalidate after the transaction has committed. Once Invalidate has returned, no value is served as fresh from
+// the store if its load began before the Invalidate.
 func ExampleLoader_Invalidate() {
 	var price atomic.Int64 // stands for a row of the database
 	price.Store(100)
@@ -114,14 +115,14 @@ func ExampleLoader_Invalidate() {
 	}
 	price.Store(90) // UPDATE … ; COMMIT
 	if err := prices.Invalidate(ctx, "42"); err != nil {
-		fmt.Println(err) // log it: the write is done, and refill retries in the background
+		fmt.Println(err) // log the error: the write is done, and refill repeats the call in the background
 	}
 	after, err := prices.Get(ctx, "42")
 	fmt.Println(before, after, err)
 	// Output: 100 90 <nil>
 }
 
-// Expire keeps the old value, which is served as stale while the new one is loaded.
+// Expire keeps the old value. Callers are served the old value as stale while one load fetches the new value.
 func ExampleLoader_Expire() {
 	var version atomic.Int64
 	things, err := refill.New("thing", func(context.Context, string) (int64, error) {
@@ -139,14 +140,14 @@ func ExampleLoader_Expire() {
 		return
 	}
 	if err := things.Expire(ctx, "k"); err != nil {
-		fmt.Println(err) // log it: refill retries in the background
+		fmt.Println(err) // log the error: refill repeats the call in the background
 	}
 	r, err := things.GetResult(ctx, "k")
 	fmt.Println(r.Value, r.Outcome, err)
 	// Output: 1 stale <nil>
 }
 
-// Refresh loads keys before the first request asks for them.
+// Refresh loads keys before the first request asks for these keys.
 func ExampleLoader_Refresh() {
 	var loads atomic.Int64
 	things, err := refill.New("thing", func(_ context.Context, key string) (string, error) {
@@ -192,7 +193,7 @@ func ExampleLoader_GetResult() {
 	// v hit true <nil>
 }
 
-// Peek returns a value that is cached. It never loads.
+// Peek returns a cached value. Peek never loads.
 func ExampleLoader_Peek() {
 	things, err := refill.New("thing", func(context.Context, string) (string, error) {
 		return "v", nil
@@ -214,8 +215,8 @@ func ExampleLoader_Peek() {
 	// Output: false true v
 }
 
-// GetWith takes the load function with the call. The function may run later, and for other callers, so it must depend
-// only on ctx and key.
+// Each call of GetWith brings its own load function. refill may run the function later, and for other callers. So the
+// function must use no other input than its ctx and key.
 func ExampleLoader_GetWith() {
 	pages, err := refill.New[string]("page", nil, refill.Config{TTL: time.Minute})
 	if err != nil {
@@ -231,10 +232,10 @@ func ExampleLoader_GetWith() {
 	// Output: <h1>/about</h1> <nil>
 }
 
-// A load can set the TTL of its value.
+// A load calls SetTTL to give its value a TTL of its own.
 func ExampleFillFrom() {
 	tokens, err := refill.New("token", func(ctx context.Context, user string) (string, error) {
-		token, expires := "t-"+user, time.Now().Add(time.Hour) // from the issuer of the token
+		token, expires := "t-"+user, time.Now().Add(time.Hour) // the issuer of the token says when it expires
 		refill.FillFrom(ctx).SetTTL(time.Until(expires))
 		return token, nil
 	}, refill.Config{TTL: time.Minute, Jitter: -1})
@@ -249,7 +250,7 @@ func ExampleFillFrom() {
 	// Output: t-ada 1h0m0s <nil>
 }
 
-// An absence is an answer. It is cached for NotFoundTTL.
+// A load returns an error that wraps ErrNotFound if its value does not exist. The absence is cached for NotFoundTTL.
 func ExampleErrNotFound() {
 	var loads atomic.Int64
 	users, err := refill.New("user", func(_ context.Context, id string) (string, error) {
@@ -273,8 +274,9 @@ func ExampleErrNotFound() {
 	// 1 load
 }
 
-// Two workers must not pay the same refund at once. The second one finds the lock held and leaves. The lock is for
-// efficiency; correctness comes from the fence, which the database checks.
+// Two workers must not pay the same refund at once. Worker 2 finds the lock held and leaves. The lock is for
+// efficiency. The fence is for correctness: each new lock has a larger fence, and the database refuses a fence that is
+// smaller than the last one.
 func ExampleLocker_TryLock() {
 	locks, err := refill.NewLocker("refund", memory.New(), refill.LockConfig{TTL: 10 * time.Second})
 	if err != nil {
@@ -292,11 +294,11 @@ func ExampleLocker_TryLock() {
 		}
 		defer func() {
 			if err := lock.Release(ctx); err != nil {
-				fmt.Println(err) // the lock was lost, or the store did not answer: then the lock ends within TTL
+				fmt.Println(err) // the lock was lost, or the store did not answer; an unreleased lock ends within TTL
 			}
 		}()
 
-		// Pay with lock.Context(), which ends with the lock. Send the fence along.
+		// Pay with lock.Context(), which ends when the lock is lost or released. Send the fence to the database.
 		fmt.Println(worker, "pays with fence", lock.Fence())
 		return nil
 	}
@@ -321,7 +323,7 @@ func ExampleLocker_TryLock() {
 	// worker 3 pays with fence 2
 }
 
-// OnEvent receives one event per Get. Here it counts the outcomes.
+// OnEvent receives one EventGet per Get. Here OnEvent counts the outcomes.
 func ExampleConfig_onEvent() {
 	var mu sync.Mutex // OnEvent is called from many goroutines at once
 	counts := make(map[string]int)
@@ -355,7 +357,8 @@ func ExampleConfig_onEvent() {
 	// Output: map[hit:2 loaded:1]
 }
 
-// A hot key is refreshed while it is fresh. No caller waits for the refresh, and no caller is served a stale value.
+// With EarlyRefresh, a hot key is refreshed while its value is still fresh. No caller waits for the refresh, and no
+// caller is served a stale value.
 func ExampleConfig_earlyRefresh() {
 	var loads atomic.Int64
 	published := make(chan struct{}, 2)
@@ -363,7 +366,7 @@ func ExampleConfig_earlyRefresh() {
 		return loads.Add(1), nil
 	}, refill.Config{
 		TTL:          time.Hour,
-		EarlyRefresh: 0.000001, // a share of TTL, usually 0.8: refreshed after 48 minutes
+		EarlyRefresh: 0.000001, // a share of TTL; with the usual 0.8, the refresh begins after 48 minutes
 		OnEvent: func(e refill.Event) {
 			if e.Kind == refill.EventPublished {
 				published <- struct{}{}
@@ -382,9 +385,9 @@ func ExampleConfig_earlyRefresh() {
 		return
 	}
 	<-published
-	time.Sleep(10 * time.Millisecond) // a millionth of an hour has passed
+	time.Sleep(10 * time.Millisecond) // longer than a millionth of TTL
 
-	old, err := prices.GetResult(ctx, "42") // still fresh: served at once, and refreshed in the background
+	old, err := prices.GetResult(ctx, "42") // returns the fresh value, and starts a background refresh
 	fmt.Println(old.Value, old.Outcome, err)
 	<-published
 	refreshed, err := prices.GetResult(ctx, "42")
@@ -394,8 +397,8 @@ func ExampleConfig_earlyRefresh() {
 	// 2 hit <nil>
 }
 
-// Callers wait up to SoftTimeout for the refresh of a stale value. If the refresh takes longer, the callers get the
-// stale value, and the refresh goes on.
+// With SoftTimeout, callers wait up to SoftTimeout for the refresh of a stale value. If the refresh takes longer, the
+// callers get the stale value, and the refresh goes on.
 func ExampleConfig_softTimeout() {
 	slow := make(chan struct{})
 	var loads atomic.Int64
@@ -440,8 +443,8 @@ func ExampleConfig_softTimeout() {
 	// true hit <nil>
 }
 
-// If the database fails, an old value is served within StaleIfError, and GetResult reports it. The fleet tries again
-// after ErrorTTL. Each further failure doubles this back-off, up to MaxErrorTTL.
+// If a load fails within StaleIfError, GetResult returns the old value with the outcome stale-on-error. The nodes load
+// again after the back-off, which is ErrorTTL at first. Each further failure doubles the back-off, up to MaxErrorTTL.
 func ExampleConfig_staleIfError() {
 	var loads atomic.Int64
 	prices, err := refill.New("price", func(context.Context, string) (int, error) {
@@ -480,8 +483,8 @@ func ExampleConfig_staleIfError() {
 	// 2 loads
 }
 
-// If the database reports that the previous value is still valid, NotModified gives that value another TTL. The
-// database does not send the value again.
+// If the database reports that the previous value is still valid, the load calls NotModified. NotModified keeps the
+// previous value for another TTL, so the database need not send the value again.
 func ExampleNotModified() {
 	type article struct{ Text string }
 	var current atomic.Value // the version in the database
@@ -519,8 +522,8 @@ func ExampleNotModified() {
 	// text of 7 v2 v2 <nil>
 }
 
-// A load calls NoStore if its value must not be cached. The decision is remembered for 10 s, so that callers load in
-// parallel instead of waiting for another node.
+// A load calls NoStore if its value must not be cached. refill remembers for 10 s that the key is uncacheable. Within
+// the 10 s callers load the key in parallel, and no caller waits for another node.
 func ExampleFill_NoStore() {
 	var loads atomic.Int64
 	reports, err := refill.New("report", func(ctx context.Context, id string) (string, error) {
@@ -550,8 +553,8 @@ func ExampleFill_NoStore() {
 	// Output: 3 loads
 }
 
-// InvalidateTag invalidates all values of a tag at once, however many there are. A load in progress cannot store its
-// value if the value has the tag.
+// InvalidateTag invalidates all values of a tag with one call, however many values there are. A load that is in
+// progress cannot store its value if the value has the tag.
 func ExampleLoader_InvalidateTag() {
 	var price atomic.Int64 // stands for the database
 	price.Store(100)
@@ -572,23 +575,23 @@ func ExampleLoader_InvalidateTag() {
 		fmt.Println(err)
 		return
 	}
-	price.Store(90) // shop 1 changes all its prices, and commits
+	price.Store(90) // shop 1 changes all its prices and commits the transaction
 	if err := prices.InvalidateTag(ctx, "shop 1"); err != nil {
-		fmt.Println(err) // log it: the write is done, and refill retries in the background
+		fmt.Println(err) // log the error: the write is done, and refill repeats the call in the background
 	}
 	now, err := prices.GetMany(ctx, ids)
 	fmt.Println(now["1/apple"], now["1/pear"], now["2/apple"], err)
 	// Output: 90 90 100 <nil>
 }
 
-// NewBulk loads all missing keys of a GetMany with one query.
+// A Loader from NewBulk loads all missing keys of a GetMany with one query.
 func ExampleNewBulk() {
 	products, err := refill.NewBulk("product", func(_ context.Context, ids []string) (map[string]Product, error) {
 		slices.Sort(ids)
 		fmt.Println("SELECT … WHERE id IN", ids)
 		found := make(map[string]Product)
 		for _, id := range ids {
-			if id != "gone" { // a key that is missing from the map is not found
+			if id != "gone" { // Get of a key that is not in the map returns ErrNotFound
 				found[id] = Product{ID: id, Price: 100}
 			}
 		}
@@ -640,7 +643,8 @@ func ExampleLoader_GetMany() {
 	// 13 shard is down
 }
 
-// New rejects invalid settings. A setting without effect is reported to OnEvent.
+// New returns an error for an invalid setting. New accepts a setting that has no effect, and reports a warning to
+// OnEvent.
 func ExampleConfig_warnings() {
 	load := func(context.Context, string) (int, error) { return 1, nil }
 	_, err := refill.New("price", load, refill.Config{TTL: time.Minute, StaleFor: -time.Second})
@@ -661,8 +665,9 @@ func ExampleConfig_warnings() {
 	// config-warning refill: SoftTimeout: 1s has no effect: StaleFor is 0, so there is no stale value to return
 }
 
-// A key can be any string. A key that is too long for the store, or that would garble a log, is hashed before it is
-// stored. A name belongs to one type of value. Give a new type a new name, so that two releases can share one Redis.
+// A key can be any string. The store gets a hash of a key that is longer than 512 bytes, has control characters or
+// begins with '#'. The name of a Loader belongs to one type of value. Give a new type a new name. Then the old
+// and the new release of a program can share one Redis.
 func ExampleNew_keysAndNames() {
 	shared := memory.New()
 	pages, err := refill.New("page", func(_ context.Context, url string) (string, error) {

@@ -7,10 +7,12 @@ import (
 	"time"
 )
 
-// This file is a load as the load function sees it: what the function can set for its value, and what it can ask.
+// This file is what a load function can use: Fill to set the TTL, the tags and more of its value, and Previous to get
+// the value that is to be replaced.
 
 // Fill is the load in progress, as its load function sees it. Get a Fill with [FillFrom]. What is set on a Fill holds
-// for the value that the load function returns. The methods of a Fill may be called from any goroutine. After the load
+// for the value that the load function returns, and some settings hold for its absence or its failure. The page
+// docs/what-a-load-may-say.md has a table. The methods of a Fill may be called from any goroutine. After the load
 // function has returned, these methods have no effect.
 type Fill struct {
 	loader any    // the *Loader, to recognise a load that asks for its own key
@@ -28,20 +30,36 @@ type Fill struct {
 	terms  terms
 }
 
-// terms are what a load has set for its value, in place of the Config.
+// terms are what a load has set for its value. They replace the settings of Config, and the tags add to Config.Tags.
 type terms struct {
-	ttl, staleFor time.Duration
-	ownTTL        bool
-	ownStale      bool
-	noStore       bool
-	validator     string
-	tags          []string
+	ttl, staleFor, staleIfError ownSpan
+	errorTTL                    ownSpan
+	keep                        time.Duration
+	noStore                     bool
+	validator                   string
+	tags                        []string
+}
+
+// ownSpan is a duration that a load may have set.
+type ownSpan struct {
+	d   time.Duration // from 0 to maxSpan
+	set bool
+}
+
+func own(d time.Duration) ownSpan { return ownSpan{min(max(d, 0), maxSpan), true} }
+
+// or returns the duration that the load has set, or else byDefault.
+func (o ownSpan) or(byDefault time.Duration) time.Duration {
+	if o.set {
+		return o.d
+	}
+	return byDefault
 }
 
 type fillKey struct{}
 
-// FillFrom returns the load in progress that ctx belongs to. Outside of a load it returns a Fill without effect, never
-// nil. So a load function can be called on its own, in a test for instance.
+// FillFrom returns the Fill of the load that ctx belongs to. If ctx belongs to no load, FillFrom returns a Fill without
+// effect, not nil. So a test, for instance, can call the load function directly.
 func FillFrom(ctx context.Context) *Fill {
 	if f := outerFill(ctx); f != nil {
 		return f
@@ -54,21 +72,56 @@ func outerFill(ctx context.Context) *Fill {
 	return f
 }
 
-// SetTTL gives this value a TTL of its own, counted from the start of the load, in place of Config.TTL. Jitter applies
-// to this TTL as well. With d at or below zero, only the callers that wait for the value get it as fresh.
-func (f *Fill) SetTTL(d time.Duration) {
-	f.set(func(t *terms) { t.ttl, t.ownTTL = min(max(d, 0), maxSpan), true })
+// withoutFill is ctx for work that the load in progress does not wait for.
+func withoutFill(ctx context.Context) context.Context {
+	if outerFill(ctx) == nil {
+		return ctx
+	}
+	return context.WithValue(ctx, fillKey{}, (*Fill)(nil))
 }
 
-// SetStaleFor gives this value a StaleFor of its own, in place of Config.StaleFor. A negative d counts as zero.
-func (f *Fill) SetStaleFor(d time.Duration) {
-	f.set(func(t *terms) { t.staleFor, t.ownStale = min(max(d, 0), maxSpan), true })
-}
+// SetTTL gives this value a TTL of its own, counted from the start of the load, in place of Config.TTL. For an absence
+// ([ErrNotFound]), d replaces Config.NotFoundTTL. Jitter applies to this TTL as well. If d is zero or negative, the
+// value is not kept. Only the callers that wait for this load get the value, on every node. The value is also not
+// served as stale, unless the load sets StaleFor or StaleIfError itself.
+//
+// Every duration that a load sets is cut to 20 years.
+func (f *Fill) SetTTL(d time.Duration) { f.set(func(t *terms) { t.ttl = own(d) }) }
 
-// Tag puts the value into groups. InvalidateTag and ExpireTag act on all values of a group. A group can be the shop
-// whose prices the value shows, or a table that the value was read from. A value has at most 64 tags. A tag is any
-// string but the empty one. A tagged value costs one more command when it comes from another node, and no command when
-// it comes from L1.
+// SetStaleFor gives this value a StaleFor of its own, in place of Config.StaleFor. If neither Config nor the load sets
+// StaleIfError, d is the StaleIfError of the value as well. A negative d counts as zero. For an absence, SetStaleFor
+// has no effect, because an absence is never stale.
+func (f *Fill) SetStaleFor(d time.Duration) { f.set(func(t *terms) { t.staleFor = own(d) }) }
+
+// SetStaleIfError gives this value a StaleIfError of its own, in place of Config.StaleIfError. A negative d counts as
+// zero. A StaleIfError below StaleFor has no effect. For an absence, SetStaleIfError has no effect.
+//
+// If the load fails, d limits what may be served in place of the error. The limit counts from the end of the TTL of the
+// old value. If the limit is over, the old value is removed on all nodes, and callers get the error. So a load forbids
+// the old value with SetStaleIfError(0), for instance because the access of a user was revoked. If the limit is not
+// over, the old value is served, and the next failing load decides again. If a failing load sets StaleFor only, its
+// StaleFor is the limit, or Config.StaleIfError if that was set and is longer. A limit does not end the TTL of the old
+// value, and never lengthens its life. If Expire has marked the old value, the limit counts from the start of the load
+// of that value.
+func (f *Fill) SetStaleIfError(d time.Duration) { f.set(func(t *terms) { t.staleIfError = own(d) }) }
+
+// SetErrorTTL sets the back-off after this load if the load fails, in place of Config.ErrorTTL. This back-off does not
+// grow with the failures in a row. Like ErrorTTL, it holds on this node, and on all nodes if another node has failed
+// just before. If d is zero or negative, there is no back-off. A load can know, for instance, how long the database
+// asks its callers to wait. SetErrorTTL has no effect on an absence, or on a value that the codec can encode.
+func (f *Fill) SetErrorTTL(d time.Duration) { f.set(func(t *terms) { t.errorTTL = own(d) }) }
+
+// SetKeep keeps this value in the store for d after the end of its life, for [Previous] only. No Get serves the value
+// then. But a later load, on any node, gets the value and its validator, and can ask the database whether the value is
+// still valid. So a validator can outlive TTL, StaleFor and StaleIfError. Invalidate still removes the value, and
+// InvalidateTag of one of its tags keeps it from Previous. Default 0. A negative d counts as zero. SetKeep has no
+// effect on an absence, on a failing load, and beside NoStore.
+func (f *Fill) SetKeep(d time.Duration) { f.set(func(t *terms) { t.keep = own(d).d }) }
+
+// Tag adds tags to the value. InvalidateTag and ExpireTag act on all values that have a tag. A tag can name, for
+// instance, the shop whose prices the value shows, or a table that the value was read from. A tag is any string but the
+// empty one. A value has at most 64 tags, including Config.Tags. When a tagged value comes from the store or from
+// another node, reading its tag states costs one more command. A hit in L1 costs no command.
 func (f *Fill) Tag(tags ...string) {
 	f.set(func(t *terms) {
 		for _, tag := range tags {
@@ -80,23 +133,26 @@ func (f *Fill) Tag(tags ...string) {
 }
 
 // NoStore keeps this value out of the store and of L1. Only the callers of this process that wait for the value get it.
-// The decision is remembered for 10 s, or as long as SetTTL says (0: not at all). Until then, callers of the key load
-// in parallel, and what they load is not stored. They do not wait for a load on another node, because that load could
-// not help them (Varnish calls this hit-for-miss). Refresh, Invalidate and Expire end the decision.
+// The decision is remembered for 10 s, or as long as SetTTL says (0: not at all). Until then, each process loads the
+// key for its own callers, without a lock, and does not store the value. No caller waits for a load on another node,
+// because that load could not help the caller (Varnish calls this hit-for-miss). Refresh, Invalidate and Expire end the
+// decision.
 func (f *Fill) NoStore() { f.set(func(t *terms) { t.noStore = true }) }
 
-// noStoreFor is how long a NoStore is remembered.
+// noStoreFor is how long a NoStore is remembered without SetTTL.
 const noStoreFor = 10 * time.Second
 
-// SetValidator stores a text with the value: an ETag, a version, a time of change. The text is at most 32 KiB. A later
-// load can use it to ask whether the value is still valid, see [Previous].
+// SetValidator stores a text with the value: an ETag, a version, a time of change. Keep the text below 32 KiB: the text
+// and the tags of a value must fit into 64 KiB. A later load gets the text from [Previous], and can ask the database
+// whether the value is still valid.
 func (f *Fill) SetValidator(validator string) {
 	f.set(func(t *terms) { t.validator = validator })
 }
 
-// Previous returns the value that the load with this ctx is to replace, and the validator of that value. The value is
-// stale, or it is fresh and is being refreshed early. ok is false if there is no such value of type V. In a bulk load
-// there is none. The value may be older than an Invalidate on another node, so use it to ask the database, not to
+// Previous returns the value that the load with this ctx is to replace, and the validator of that value. That value may
+// be fresh, stale, error-only, or expired, see [Fill.SetKeep]. Without SetKeep, an expired value is rarely there. ok is
+// false if there is no such value of type V. In a bulk load ok is always false.
+// The value may be older than an Invalidate on another node. So use the value to ask the database for a change, not to
 // compute the next value.
 func Previous[V any](ctx context.Context) (value V, validator string, ok bool) {
 	f := FillFrom(ctx)
@@ -107,9 +163,9 @@ func Previous[V any](ctx context.Context) (value V, validator string, ok bool) {
 	return value, validator, ok
 }
 
-// NotModified is for a load function whose database says that the previous value is still valid. It returns that value,
-// with the validator and tags of that value, for another TTL. Without a previous value, NotModified returns an error
-// that wraps [ErrInvalid].
+// NotModified is for a load function whose database says that the previous value is still valid. It returns the
+// previous value for another TTL, with the same validator and tags. Without a previous value, NotModified returns an
+// error that wraps [ErrInvalid].
 //
 //	_, version, ok := refill.Previous[Product](ctx)
 //	if ok && version == current {
@@ -129,9 +185,9 @@ func NotModified[V any](ctx context.Context) (V, error) {
 }
 
 // For returns the Fill of one key of a bulk load. The key is as given to the load function. For a key that is not being
-// loaded, For returns a Fill without effect. In a load of a single key, For returns f for that key.
+// loaded, For returns a Fill without effect. In a load of a single key, For returns f itself for that key.
 //
-// A bulk load may Get other keys. But if two bulk loads of one Loader ask for each other's keys, both loads wait until
+// A bulk load may Get other keys. If two bulk loads of one Loader ask for each other's keys, both loads wait until
 // LoadTimeout.
 func (f *Fill) For(key string) *Fill {
 	switch part := f.parts[key]; {
@@ -154,7 +210,7 @@ func (f *Fill) set(change func(*terms)) {
 	}
 }
 
-// seal ends the load. It returns what was set. Settings from now on are ignored.
+// seal returns what was set. Settings after seal are ignored.
 func (f *Fill) seal() terms {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -162,7 +218,7 @@ func (f *Fill) seal() terms {
 	return f.terms
 }
 
-// loads reports whether f loads this key for this loader. The loads that f runs inside of count as well.
+// loads reports whether f loads this key for this loader, or runs inside of a load that does.
 func (f *Fill) loads(loader any, key string) bool {
 	for ; f != nil; f = f.outer {
 		if f.loader == loader && f.key == key {
@@ -175,4 +231,61 @@ func (f *Fill) loads(loader any, key string) bool {
 		}
 	}
 	return false
+}
+
+// nesting remembers which Loaders are asked inside of the loads of which other Loaders, and decides which of these Gets
+// must not queue.
+//
+// A load of a page may Get rows of another Loader. Such a Get obeys MaxLoads and MaxWaiters like any other Get, unless
+// that could block both Loaders for ever: if loads of rows also Get pages, all load slots of the pages could be held by
+// loads that wait for a row, and all load slots of the rows by loads that wait for a page.
+type nesting struct {
+	mu   sync.Mutex
+	asks map[any]map[any]bool // asks[a][b]: a load of the Loader a has asked the Loader b
+}
+
+var nested nesting
+
+// enter notes that a load asks a Loader. outer is that load, and the loads that it runs inside of. enter reports
+// whether the Get must not queue, because one of these loads may be what the queue waits for.
+func (n *nesting) enter(outer *Fill, loader any) (urgent bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for f := outer; f != nil; f = f.outer {
+		if f.loader != loader && !n.asks[f.loader][loader] {
+			if n.asks == nil {
+				n.asks = make(map[any]map[any]bool)
+			}
+			if n.asks[f.loader] == nil {
+				n.asks[f.loader] = make(map[any]bool)
+			}
+			n.asks[f.loader][loader] = true
+		}
+		urgent = urgent || n.reaches(loader, f.loader, make(map[any]bool))
+	}
+	return urgent
+}
+
+// reaches reports whether loads of the Loader from may wait for loads of the Loader to. The caller holds n.mu.
+func (n *nesting) reaches(from, to any, seen map[any]bool) bool {
+	if from == to {
+		return true
+	}
+	seen[from] = true
+	for next := range n.asks[from] {
+		if !seen[next] && n.reaches(next, to, seen) {
+			return true
+		}
+	}
+	return false
+}
+
+// leave forgets a Loader that was closed.
+func (n *nesting) leave(loader any) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.asks, loader)
+	for _, asked := range n.asks {
+		delete(asked, loader)
+	}
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file tests what a load can set for its value: SetTTL, SetStaleFor, NoStore and SetValidator. It also tests
-// Previous and NotModified. Tags are in tags_test.go.
+// This file tests what a load can set for its value with SetTTL, SetStaleFor, NoStore and SetValidator. It also tests
+// Previous and NotModified. tags_test.go tests tags.
 
 func TestFill(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -66,8 +66,8 @@ func TestFill(t *testing.T) {
 	})
 }
 
-// On every node a load gets the value that it replaces, and the validator of that value. The load may return that value
-// for another TTL.
+// On every node, Previous gives a load the value that the load replaces, and the validator of that value. With
+// NotModified the load keeps that value for another TTL.
 func TestNotModified(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var version atomic.Int64
@@ -126,7 +126,7 @@ func TestNotModified(t *testing.T) {
 	})
 }
 
-// An absence is no previous value. A value that is not modified keeps its tags.
+// Previous does not return an absence. A value that a load keeps with NotModified also keeps its tags.
 func TestPreviousAbsenceAndTags(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var there, had atomic.Bool
@@ -168,8 +168,9 @@ func TestPreviousAbsenceAndTags(t *testing.T) {
 	})
 }
 
-// No caller queues for a value that must not be stored. Once the nodes know that the value must not be stored, they
-// load in parallel.
+// Five nodes ask for a key whose load calls NoStore. In the second round, all nodes must load in parallel, because the
+// store remembers the no-store. When the no-store record has expired and the load no longer calls NoStore, all callers
+// must share one load again.
 func TestNoStoreIsRemembered(t *testing.T) {
 	for name, localTTL := range map[string]time.Duration{"with L1": 0, "without L1": -1} {
 		t.Run(name, func(t *testing.T) {
@@ -211,7 +212,7 @@ func TestNoStoreIsRemembered(t *testing.T) {
 					t.Errorf("got %d loads in two rounds on five nodes, want 11 at most", n)
 				}
 				store.Store(true)
-				time.Sleep(11 * time.Second) // the no-store record has expired
+				time.Sleep(11 * time.Second) // until the no-store record has expired
 				before := d.loads.Load()
 				all(false)
 				if n := d.loads.Load() - before; n != 1 {
@@ -222,8 +223,8 @@ func TestNoStoreIsRemembered(t *testing.T) {
 	}
 }
 
-// A no-store record is never served, neither by Peek nor by a Get without the store. A Refresh ignores the record and
-// loads.
+// The store has a no-store record of a key. Peek must find no value. A Get must load the real value, with and without
+// the store. A Refresh whose load no longer calls NoStore must store its value.
 func TestNoStoreRecordIsNoValue(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var store atomic.Bool
@@ -258,7 +259,7 @@ func TestNoStoreRecordIsNoValue(t *testing.T) {
 	})
 }
 
-// A failed load of an uncacheable key starts a back-off, also after an Invalidate.
+// A failed load of an uncacheable key starts a back-off, even if the key was invalidated before its first load.
 func TestNoStoreKeyBacksOff(t *testing.T) {
 	for _, before := range []bool{false, true} {
 		t.Run(fmt.Sprint("invalidated before ", before), func(t *testing.T) {
@@ -296,7 +297,7 @@ func TestNoStoreKeyBacksOff(t *testing.T) {
 type noStoreDB struct {
 	db
 	stores atomic.Bool
-	ttl    time.Duration // for SetTTL; 0 = SetTTL is not called
+	ttl    time.Duration // passed to SetTTL; 0 = load does not call SetTTL
 }
 
 func (m *noStoreDB) load(ctx context.Context, key string) (string, error) {
@@ -310,8 +311,8 @@ func (m *noStoreDB) load(ctx context.Context, key string) (string, error) {
 	return m.db.load(ctx, key)
 }
 
-// A NoStore is remembered from the end of its load, not from its start, because slow loads need to run in parallel
-// most.
+// By default the store remembers a NoStore for 10 s from the end of its load. If the 10 s counted from the start of
+// the load, the NoStore of a 12 s load would be forgotten at once. Two nodes would then load one after the other.
 func TestNoStoreOfASlowLoad(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := &noStoreDB{db: db{took: 12 * time.Second}}
@@ -328,7 +329,8 @@ func TestNoStoreOfASlowLoad(t *testing.T) {
 	})
 }
 
-// SetTTL sets how long a NoStore is remembered. With a TTL of zero or below, the NoStore is not remembered.
+// A load calls SetTTL and NoStore. The TTL must be how long the store remembers the no-store. With a zero or negative
+// TTL, the store must not remember it. Without SetTTL, the store must remember it for 10 s.
 func TestHowLongNoStoreIsRemembered(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		for ttl, want := range map[time.Duration]time.Duration{0: 10 * time.Second, time.Minute: time.Minute, -1: 0} {
@@ -350,8 +352,8 @@ func TestHowLongNoStoreIsRemembered(t *testing.T) {
 	})
 }
 
-// While a no-store record is fresh, loaded values are not kept, even if they may be stored again. A failure still
-// starts a back-off, and MaxLoads still holds.
+// While a no-store record is fresh, every Get loads, even if the loads no longer call NoStore. A failed load still
+// starts a back-off, and MaxLoads still limits the loads.
 func TestLoadsOfANoStoreKey(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := &noStoreDB{}
@@ -389,8 +391,8 @@ func TestLoadsOfANoStoreKey(t *testing.T) {
 	})
 }
 
-// A background refresh that finds a no-store record loads nothing, because no caller waits for the value and the value
-// could not be stored.
+// A value is stale in L1. Meanwhile, a load of another node has called NoStore, so the store has a no-store record of
+// the key. A background refresh must not load, because no caller waits for the value and the value could not be stored.
 func TestRefreshOfANoStoreKey(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := &noStoreDB{}
@@ -407,7 +409,7 @@ func TestRefreshOfANoStoreKey(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(1100 * ms)
-		get(t, l, "k") // stale: its refresh skips the lookup, and Acquire returns the no-store record
+		get(t, l, "k") // stale: the refresh skips the lookup, and gets the no-store record from Acquire
 		synctest.Wait()
 		if n := m.loads.Load(); n != 2 {
 			t.Errorf("got %d loads, want 2", n)

@@ -9,28 +9,35 @@ import (
 	"github.com/refill-go/refill/internal/flight"
 )
 
-// This file is what the caller of a Get does: steps 0 and 1 of doc.go. What a flight does is in refill.go.
+// This file holds steps 0 and 1 of doc.go: how L1 answers a Get, and how a caller joins a flight and waits for it. The
+// steps of a flight are in refill.go.
 
-// Get returns the value of key. A value that is fresh in memory is returned from there. If Config.StaleFor allows it,
-// Get returns a stale value while the value is refreshed. Otherwise the value comes from the store, from a load on
-// another node, or from a load here. A key is any string but the empty one. In the store, in events and in errors, a
-// key stands as "#" and its SHA-256 if it is longer than 512 bytes, has control characters, or begins with '#'. The
-// load function gets the key as given.
+// Get returns the value of key. If this process has a fresh value in memory, Get returns that value. If the value is
+// stale and Config.StaleFor allows it, Get returns the stale value while a refresh runs. Otherwise the value comes from
+// the store, from a load on another node, or from a load here. A key is any string but the empty one. A key that is
+// longer than 512 bytes, has control characters, or begins with '#' is replaced by "#" and its SHA-256 in the store, in
+// events and in errors. The load function gets the key as given.
 //
-// Get returns the error of ctx if ctx ends first. While the store is being read, Get obeys a deadline at once, and a
-// cancellation within Config.StoreTimeout. For an absence Get returns an error that wraps [ErrNotFound]. For a failed
-// load Get returns a [*LoadError], unless a stale value may be served. Get also returns [ErrOverloaded], [ErrClosed]
-// and [ErrInvalid], as the docs of these errors say. If the codec cannot encode a loaded value, Get returns the value
-// together with an error that wraps ErrInvalid.
+// If ctx ends before there is an answer, Get returns the error of ctx. Get obeys a deadline at once. If ctx is
+// cancelled during a read of the store, Get returns within Config.StoreTimeout. For an absence Get returns an error
+// that wraps [ErrNotFound]. For a failed load Get returns a [*LoadError], unless Config.StaleIfError allows an old
+// value. Get also returns [ErrOverloaded], [ErrClosed] and [ErrInvalid], as the docs of these errors say. If the codec
+// cannot encode a loaded value, Get returns the value together with an error that wraps ErrInvalid.
 func (l *Loader[V]) Get(ctx context.Context, key string) (V, error) {
-	if e := l.fresh(key); e != nil {
-		return e.Data.value, e.Data.err
+	if l.canLoad() {
+		if e := l.fresh(key); e != nil {
+			return e.Data.value, e.Data.err
+		}
 	}
-	r, err := l.get(ctx, key, nil)
+	r, err := l.get(ctx, key, GetOptions[V]{})
 	return r.Value, err
 }
 
-// fresh is step 0 for a key that L1 can answer by itself.
+// canLoad reports whether the Loader has a load function of its own. Without one, Get is an error even if a value is
+// cached. Otherwise the mistake would show only when the value has expired.
+func (l *Loader[V]) canLoad() bool { return l.load != nil || l.bulk != nil }
+
+// fresh returns the entry of key if L1 can serve the entry as fresh (step 0). Otherwise fresh returns nil.
 func (l *Loader[V]) fresh(key string) *entry[V] {
 	if !isPlain(key) {
 		return nil
@@ -42,10 +49,10 @@ func (l *Loader[V]) fresh(key string) *entry[V] {
 	return e
 }
 
-// GetWith is Get with a load function for this call. The function may run after GetWith has returned, for a refresh. It
-// may also run for other callers, which get its result. This caller may get the result of another caller's function. So
-// the function must depend on nothing but ctx and key, and the variables that it captures must never change: no
-// request, no transaction.
+// GetWith is Get with a load function for this call. The function may run as a refresh after GetWith has returned.
+// Other callers of the key may get the result of this function. This caller may get the result of another caller's
+// function. So the function must depend on ctx and key alone. It must not capture a variable that changes, a request or
+// a transaction.
 func (l *Loader[V]) GetWith(
 	ctx context.Context, key string, load func(ctx context.Context, key string) (V, error),
 ) (V, error) {
@@ -56,67 +63,97 @@ func (l *Loader[V]) GetWith(
 	if e := l.fresh(key); e != nil {
 		return e.Data.value, e.Data.err
 	}
-	r, err := l.get(ctx, key, load)
+	r, err := l.get(ctx, key, GetOptions[V]{Load: load})
 	return r.Value, err
 }
 
-// Result is a value, and how it was found.
+// GetOptions says how a call of GetResultWith or GetManyWith differs from Get. The zero value is Get.
+type GetOptions[V any] struct {
+	// Load is the load function of this call, with the rules of GetWith. nil: the load function of the Loader.
+	Load func(ctx context.Context, key string) (V, error)
+	// Refresh loads the value now, whatever is cached, with the rules of Loader.Refresh.
+	Refresh bool
+	// NoStale refuses stale values: the call waits for the refill of a stale value, and returns the error of that refill
+	// if it fails. Config.StaleFor, Config.StaleIfError and Config.SoftTimeout have no effect on such a call.
+	NoStale bool
+}
+
+// Result is a value, and says how the value was found.
 type Result[V any] struct {
 	Value   V
 	Outcome Outcome
-	// Age is the time since the load of the value began. Remaining is how much longer the value is fresh. Neither is
-	// negative.
+	// Age is the time since the load of the value began. Remaining is how much longer the value is fresh, and 0 for a
+	// value that is not fresh. Neither Age nor Remaining is negative.
 	Age, Remaining time.Duration
 	// Node is the node that loaded the value.
 	Node string
-	// Validator and Tags are what the load of the value set.
+	// Absent says that this is a cached absence, see [ErrNotFound]. Value is then the zero value.
+	Absent bool
+	// Validator and Tags are what the load of the value set, see Fill. Tags also has Config.Tags.
 	Validator string
 	Tags      []string
 }
 
-// GetResult is Get, and also says how the value was found. With an error, the Result holds what is known nevertheless.
+// GetResult is Get, and also says how the value was found. If GetResult returns an error, the Result holds what is
+// known of the value.
 func (l *Loader[V]) GetResult(ctx context.Context, key string) (Result[V], error) {
-	return l.get(ctx, key, nil)
+	return l.get(ctx, key, GetOptions[V]{})
 }
 
-// request is what a caller asks for: one key, and how to get its value.
+// GetResultWith is GetResult with options for this call.
+func (l *Loader[V]) GetResultWith(ctx context.Context, key string, o GetOptions[V]) (Result[V], error) {
+	return l.get(ctx, key, o)
+}
+
+// request is what a caller asks for: one key, and how to load the value of that key.
 type request[V any] struct {
-	key     string // as storeKey has it
-	given   string
+	key     string      // as storeKey returns it
+	given   string      // as the caller gave it
 	loadKey loadFunc[V] // nil: the bulk load function
 	want    flight.Want
+	urgent  bool         // the caller must not queue, see nesting
 	mode    driver.Mode  // of Acquire
 	many    *manyKeys[V] // the GetMany or Refresh that the request belongs to, or nil
 }
 
 // answer is the reply of a flight, or of L1, to a request.
 type answer[V any] struct {
-	entry   *entry[V] // nil with most errors
+	entry   *entry[V] // nil for most errors
 	outcome Outcome
 	err     error
-	waited  time.Duration // by this caller, for the event
+	failure error         // OutcomeStaleOnError: why the refill failed
+	waited  time.Duration // how long this caller waited, for Event.Took
+
+	withoutStore bool // the store did not answer, so the entry could not be compared with the store
+	rejected     bool // the load was invalidated or overtaken before it could be stored
 }
 
-// get is Get for a key that fresh could not answer: steps 0 and 1.
-func (l *Loader[V]) get(ctx context.Context, given string, load loadFunc[V]) (Result[V], error) {
-	q, err := l.request(ctx, given, load)
+// get is Get after fresh has returned nil. It asks L1 for a stale entry (step 0), and then joins a flight (step 1).
+func (l *Loader[V]) get(ctx context.Context, given string, o GetOptions[V]) (Result[V], error) {
+	q, err := l.request(ctx, given, o)
 	if err != nil {
 		return Result[V]{}, err
 	}
 	if a := l.fromL1(ctx, q, l.cfg.SoftTimeout); a != nil {
 		return l.result(q.key, *a)
 	}
-	if l.flights.Admit(outerFill(ctx) != nil) != nil {
+	if l.flights.Admit(q.urgent) != nil {
 		return l.overloaded(ctx, q)
 	}
 	defer l.flights.Depart()
-	for {
+	for again := false; ; again = true {
 		m, err := l.join(ctx, q)
 		if err != nil {
 			return Result[V]{}, err
 		}
-		if m.role == flight.Leader {
+		switch m.again = again; m.role {
+		case flight.Leader:
 			l.start(ctx, m.flight, q)
+		case flight.Observer:
+			if err := l.watch(ctx, m); err != nil {
+				return Result[V]{}, err
+			}
+			continue
 		}
 		if a := l.wait(ctx, m); a != nil {
 			return l.result(q.key, *a)
@@ -127,31 +164,39 @@ func (l *Loader[V]) get(ctx context.Context, given string, load loadFunc[V]) (Re
 	}
 }
 
-// request makes a request, and checks all that does not depend on the state of the key. A nil load stands for the
-// Loader's own function.
-func (l *Loader[V]) request(ctx context.Context, given string, load loadFunc[V]) (request[V], error) {
-	if load == nil {
-		load = l.load
-	}
+// request makes a request. It returns an error if the request must fail whatever is cached: for an empty key, for
+// instance.
+func (l *Loader[V]) request(ctx context.Context, given string, o GetOptions[V]) (request[V], error) {
 	key, err := l.storeKey(given)
-	q := request[V]{key: key, given: given, loadKey: load, mode: driver.Wait}
+	q := request[V]{key: key, given: given, loadKey: o.Load, mode: driver.Wait}
+	switch {
+	case o.Refresh:
+		q.want, q.mode = flight.Refresh, driver.Force
+	case o.NoStale:
+		q.want = flight.Final
+	}
+	if q.loadKey == nil {
+		q.loadKey = l.load
+	}
+	outer := outerFill(ctx)
 	switch {
 	case err != nil:
 		return q, err
-	case load == nil && l.bulk == nil:
+	case o.Load == nil && !l.canLoad():
 		return q, invalid("load", "nil; a Loader made without a load function has GetWith only")
-	case outerFill(ctx).loads(l, key):
+	case outer.loads(l, key):
 		return q, invalid("key", "%q is being loaded by the same load that asks for it", key)
 	}
+	q.urgent = outer != nil && nested.enter(outer, l)
 	return q, ctx.Err()
 }
 
-// fromL1 answers from L1, if L1 can answer at once. If the entry is due for a refresh, fromL1 starts that refresh. If
-// L1 cannot answer, fromL1 returns nil. With a patience above 0, the caller of a stale entry waits for the refill
-// instead (Config.SoftTimeout).
+// fromL1 returns the answer of L1, or nil if L1 cannot answer at once. If the entry is due for a refresh, fromL1 starts
+// the refresh. If the entry is stale, patience is above 0 (Config.SoftTimeout), and a refresh is due or runs, then
+// fromL1 returns nil, so that the caller joins the refresh and waits.
 func (l *Loader[V]) fromL1(ctx context.Context, q request[V], patience time.Duration) *answer[V] {
 	e := l.l1.Get(q.key)
-	if e == nil || e.Data.noStore || !l.l1.Valid(e) {
+	if e == nil || e.Data.noStore || q.want == flight.Refresh || !l.l1.Valid(e) {
 		return nil
 	}
 	a, now := answer[V]{entry: e, outcome: OutcomeHit, err: e.Data.err}, l.now()
@@ -160,10 +205,14 @@ func (l *Loader[V]) fromL1(ctx context.Context, q request[V], patience time.Dura
 	case refreshDue:
 		l.refreshInBackground(ctx, e, q, now)
 	case stale:
+		if q.want == flight.Final {
+			return nil
+		}
 		a.outcome = OutcomeStale
-		l.refreshInBackground(ctx, e, q, now)
-		if patience > 0 && l.flights.Has(q.key) {
-			return nil // the flight knows the entry, and delivers it after SoftTimeout
+		if patience == 0 {
+			l.refreshInBackground(ctx, e, q, now)
+		} else if l.claimRefresh(e, now) || l.flights.Has(q.key) {
+			return nil // the flight delivers the stale entry after SoftTimeout
 		}
 	default:
 		return nil
@@ -171,68 +220,91 @@ func (l *Loader[V]) fromL1(ctx context.Context, q request[V], patience time.Dura
 	return &a
 }
 
-// refreshInBackground starts a refresh of an entry that is due, unless a refresh was started within the last LockTTL.
-// After LockTTL, a node that died during its refresh has been replaced, or this node knows what the last try found.
+// claimRefresh reports whether a refresh of an entry is due, and then makes the caller responsible for it: no other
+// refresh is due within LockTTL. The pause of LockTTL is long enough: if another node died during its refresh, the
+// lease of that node has ended by then.
+func (l *Loader[V]) claimRefresh(e *entry[V], now int64) bool {
+	refreshAt := e.RefreshAt.Load()
+	return now >= refreshAt && e.RefreshAt.CompareAndSwap(refreshAt, now+l.cfg.LockTTL.Microseconds())
+}
+
+// refreshInBackground starts a refresh of an entry, if a refresh is due. The caller does not wait for the refresh, so
+// the refresh does not belong to the load that the caller may run inside of.
 func (l *Loader[V]) refreshInBackground(ctx context.Context, e *entry[V], q request[V], now int64) {
-	serveUntil, refreshAt := e.ServeUntil.Load(), e.RefreshAt.Load()
-	if next := now + l.cfg.LockTTL.Microseconds(); now >= refreshAt && e.RefreshAt.CompareAndSwap(refreshAt, next) {
-		q.want = flight.Background
-		if refreshAt == 0 && l.cfg.SoftTimeout == 0 {
-			q.mode = driver.Try // no caller waits; a second try finds out whether the other node's lease has an end
+	serveUntil, first := e.ServeUntil.Load(), e.RefreshAt.Load() == 0
+	switch {
+	case !l.claimRefresh(e, now):
+	case l.noLoadSlot():
+		l.refreshSkipped(e, q.key, noSlotPause)
+	default:
+		q.want, q.urgent = flight.Background, false
+		if first && l.cfg.SoftTimeout == 0 {
+			q.mode = driver.Try // no caller waits. A later try uses Wait, which also takes over a lease without an end
 		}
-		// The only error of join is ErrClosed. A closed Loader has no caller to refresh for.
-		if m, _ := l.join(ctx, q); m.role == flight.Leader {
+		// The only error of join is ErrClosed, and a closed Loader need not refresh.
+		if m, _ := l.join(withoutFill(ctx), q); m.role == flight.Leader {
 			l.launch(m.flight, q)
 		}
-		refreshAt = next
 	}
-	if serveUntil != 0 { // an entry that is still fresh is a hit until the next try
-		e.ServeUntil.CompareAndSwap(serveUntil, min(e.TrustUntil, refreshAt))
+	if serveUntil != 0 { // not superseded: the entry is a hit until the next try, while L1 trusts it
+		e.ServeUntil.CompareAndSwap(serveUntil, min(e.TrustUntil, e.RefreshAt.Load()))
 	}
 }
 
-// overloaded answers a caller that may not wait. The answer is a stale value, if the caller would only have waited for
-// a newer value. Otherwise the answer is ErrOverloaded.
+// overloaded answers a caller that may not wait, because MaxWaiters callers are waiting. The answer is the stale value
+// of L1, if there is one and the caller has not asked for a Refresh. Otherwise the answer is ErrOverloaded.
 func (l *Loader[V]) overloaded(ctx context.Context, q request[V]) (Result[V], error) {
-	if q.want != flight.Refresh {
-		if a := l.fromL1(ctx, q, 0); a != nil {
-			return l.result(q.key, *a)
-		}
+	if a := l.fromL1(ctx, q, 0); a != nil {
+		return l.result(q.key, *a)
 	}
 	return Result[V]{}, ErrOverloaded
 }
 
-// flightOf is a flight of a Loader: it has the Loader's answers, and the announcements about its key.
+// flightOf is a flight of a Loader. It delivers an answer[V], and receives the announcements about its key.
 type flightOf[V any] = flight.Flight[answer[V], driver.Announcement]
 
-// membership is a caller's part in a flight.
+// membership is what a caller knows about the flight that it has joined.
 type membership[V any] struct {
 	key      string
 	flight   *flightOf[V]
 	role     flight.Role
+	want     flight.Want
+	again    bool   // this Get has waited for an earlier flight in vain, so this flight began after the Get
 	tagEpoch uint64 // how many invalidations of tags this process knew when the caller joined
 }
 
 func (l *Loader[V]) join(ctx context.Context, q request[V]) (m membership[V], err error) {
-	m.key, m.tagEpoch = q.key, l.l1.TagEpoch()
-	if m.flight, m.role, err = l.flights.Join(ctx, q.key, q.want, outerFill(ctx) != nil); err != nil {
+	m.key, m.want, m.tagEpoch = q.key, q.want, l.l1.TagEpoch()
+	if m.flight, m.role, err = l.flights.Join(ctx, q.key, q.want, q.urgent); err != nil {
 		return m, ErrClosed
 	}
 	return m, nil
 }
 
-// wait returns the answer of a flight, and leaves the flight. It returns nil if the flight ended without an answer, or
-// with an answer that no longer holds. After a nil the caller begins again.
+// watch waits for the end of a flight that this Refresh cannot join, because that flight may end without a load.
+func (l *Loader[V]) watch(ctx context.Context, m membership[V]) error {
+	if _, err := m.flight.WaitEnd(ctx); err != nil && !errors.Is(err, flight.ErrNoAnswer) {
+		return err
+	}
+	return nil
+}
+
+// wait waits for the answer of a flight, and leaves the flight. It returns nil if the flight ended without an answer,
+// or with an answer that is too old for this caller. After a nil the caller has to ask again.
 func (l *Loader[V]) wait(ctx context.Context, m membership[V]) *answer[V] {
-	defer m.flight.Leave()
+	defer m.flight.Leave(m.want)
 	began := l.startTimer()
 	a, err := m.flight.Wait(ctx)
-	if err == nil && a.stored() { // delivered before the refresh, perhaps long ago
+	if err == nil && l.outdated(m, &a) {
+		m.flight.Forget()
+		return nil
+	}
+	if err == nil && a.stored() { // the answer may have been delivered some time ago
 		switch f := a.entry.Data.life.at(l.now()); {
+		case f > stale, m.want == flight.Final && (f == stale || a.outcome == OutcomeStale):
+			a, err = m.flight.WaitEnd(ctx)
 		case f == stale:
 			a.outcome = OutcomeStale
-		case f > stale:
-			a, err = m.flight.WaitEnd(ctx)
 		}
 	}
 	switch {
@@ -240,12 +312,10 @@ func (l *Loader[V]) wait(ctx context.Context, m membership[V]) *answer[V] {
 		return nil
 	case err != nil:
 		return &answer[V]{err: err}
+	case a.outcome == OutcomeStaleOnError && m.want == flight.Final:
+		return &answer[V]{err: a.failure}
 	}
-	if e := a.entry; e != nil && m.tagEpoch > e.Epoch.Tags && l.l1.TagInvalidated(e) {
-		m.flight.Forget() // a tag of the answer was invalidated after its load began, and maybe before this caller joined
-		return nil
-	}
-	if m.role == flight.Waiter && (a.outcome == OutcomeLoaded || a.outcome == OutcomeShared ||
+	if m.role != flight.Leader && (a.outcome == OutcomeLoaded || a.outcome == OutcomeShared ||
 		a.outcome == OutcomeLoadedElsewhere) {
 		a.outcome = OutcomeCoalesced
 	}
@@ -253,7 +323,32 @@ func (l *Loader[V]) wait(ctx context.Context, m membership[V]) *answer[V] {
 	return &a
 }
 
-// stored reports whether a flight found its answer in L1 or in the store, and may have gone on as a refresh.
+// outdated reports whether a flight's answer is too old for a caller that may have joined after an invalidation. A
+// Latecomer takes a stored answer only if L1 would serve that answer now. A Latecomer does not take the result of a
+// load that was refused by the store: the load may have begun before an invalidation, and the Latecomer after it. A
+// caller that asks again takes both, because its flight began after its Get.
+func (l *Loader[V]) outdated(m membership[V], a *answer[V]) bool {
+	e := a.entry
+	switch {
+	case e == nil:
+		return false
+	case m.tagEpoch > e.Epoch.Tags && l.l1.TagInvalidated(e): // a tag was invalidated, perhaps before the caller joined
+		return true
+	case m.role != flight.Latecomer || m.again:
+		return false
+	case a.rejected:
+		return true
+	case !a.stored():
+		return false
+	case a.withoutStore:
+		return !l.l1.NotInvalidated(e)
+	}
+	now := l.now()
+	return !l.l1.Valid(e) || e.Data.life.at(now) <= refreshDue && inL1(e, now) > stale
+}
+
+// stored reports whether the answer came from L1 or from the store, not from a load. After such an answer the flight
+// may have gone on as a refresh.
 func (a *answer[V]) stored() bool {
 	return a.outcome == OutcomeHit || a.outcome == OutcomeShared || a.outcome == OutcomeStale
 }
@@ -276,6 +371,7 @@ func resultOf[V any](e *entry[V], o Outcome, now int64) Result[V] {
 	c := &e.Data
 	r := Result[V]{
 		Value: c.value, Outcome: o, Age: c.life.age(now), Remaining: c.life.remaining(now), Node: nodeOf(c.token),
+		Absent: c.err != nil,
 	}
 	if c.extra != nil {
 		r.Validator, r.Tags = c.extra.validator, c.extra.tags

@@ -14,7 +14,7 @@ import (
 	"github.com/refill-go/refill/backend/memory"
 )
 
-// This file tests Get as its callers see it: hits in L1, callers that join and leave a flight, and MaxWaiters.
+// This file tests Get as a caller sees it: hits in L1, callers that join and leave a flight, and MaxWaiters.
 
 func TestAHitAllocatesNothing(t *testing.T) {
 	d := &db{}
@@ -26,8 +26,8 @@ func TestAHitAllocatesNothing(t *testing.T) {
 	}
 }
 
-// ristretto shows a new key late and rejects some keys. The hot table in front of ristretto holds the values that were
-// just loaded.
+// ristretto, the cache inside L1, returns a new key only after a delay and rejects some keys. So L1 keeps the values
+// that were just loaded in a hot table in front of ristretto. A Get right after the load of its key must be a hit.
 func TestAJustLoadedValueIsThere(t *testing.T) {
 	for name, cfg := range map[string]refill.Config{
 		"default":     {},
@@ -70,7 +70,7 @@ func TestLocalTTLOff(t *testing.T) {
 			t.Errorf("got %d Gets of the store, want 1: there is no L1", s.gets.Load()-gets)
 		}
 		time.Sleep(time.Second)
-		for range 3 { // the first Get starts a refresh; all three are served the stale value
+		for range 3 { // the first Get starts a refresh; all three Gets are served the stale value
 			if r, err := l.GetResult(t.Context(), "k"); err != nil || r.Outcome != refill.OutcomeStale {
 				t.Errorf("got %+v, %v; want a stale value", r, err)
 			}
@@ -112,8 +112,8 @@ func TestCallersLeaveOnTheirOwn(t *testing.T) {
 	})
 }
 
-// When the last caller leaves, the load's ctx ends and no back-off starts. No later caller joins the flight. Another
-// node that waits for the lease continues at once.
+// When the last caller of a load leaves, the ctx of the load must end, and no back-off may start. A later caller must
+// not join that flight. Another node that waits for the lease must get the lease and load at once.
 func TestTheLastCallerCancelsTheLoad(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: time.Second}
@@ -126,7 +126,7 @@ func TestTheLastCallerCancelsTheLoad(t *testing.T) {
 		wg.Go(func() {
 			began := time.Now()
 			get(t, nodes[1], "k")
-			if took := time.Since(began); took != 1100*ms { // 100 ms until the cancel, then its own load
+			if took := time.Since(began); took != 1100*ms { // 100 ms until the cancel, then a load of 1 s on this node
 				t.Errorf("the waiting node had its value after %v, want 1.1 s", took)
 			}
 		})
@@ -141,15 +141,15 @@ func TestTheLastCallerCancelsTheLoad(t *testing.T) {
 	})
 }
 
-// Callers beyond MaxWaiters get ErrOverloaded at once. A caller that leaves no longer counts. A Get that L1 answers
-// does not wait and does not count. A background refresh does not count either.
+// Callers beyond MaxWaiters get ErrOverloaded at once. A caller that has left, a Get that L1 answers, and a background
+// refresh do not count.
 func TestMaxWaiters(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: time.Second}
 		l := node(t, d.load, refill.Config{TTL: 10 * time.Second, StaleFor: time.Hour, MaxWaiters: 3, Jitter: -1})
 		get(t, l, "warm")
 		time.Sleep(11 * time.Second)
-		get(t, l, "warm") // its refresh runs
+		get(t, l, "warm") // stale: starts a background refresh
 		var wg sync.WaitGroup
 		var shed atomic.Int64
 		for i := range 5 {
@@ -183,7 +183,8 @@ func TestMaxWaiters(t *testing.T) {
 	})
 }
 
-// A Get inside a load is admitted beyond MaxWaiters, because the caller that waits for the load counts already.
+// MaxWaiters is 1, and one caller waits for a load. A Get inside that load is admitted, because the caller of the load
+// counts already.
 func TestMaxWaitersLetsLoadsIn(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var l *refill.Loader[string]
@@ -196,5 +197,47 @@ func TestMaxWaitersLetsLoadsIn(t *testing.T) {
 		if v := get(t, l, "outer"); v != "v" {
 			t.Errorf("got %q, want %q", v, "v")
 		}
+	})
+}
+
+// L1 has a value that is fresh, but has been in L1 for longer than LocalTTL. Another node has replaced the value, and
+// the announcement of the new value was lost. A Get with NoStale must wait for the read of the store. The Get must
+// return the new value, and must not return the value of L1 as stale.
+func TestNoStaleAfterLocalTTL(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{}
+		s, l, peer := pair(t, d, refill.Config{TTL: time.Hour, StaleFor: time.Hour, LocalTTL: time.Second})
+		get(t, l, "k")
+		s.mute.Store(true)
+		d.version.Store(1)
+		if err := peer.Refresh(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Second)
+		r, err := l.GetResultWith(t.Context(), "k", refill.GetOptions[string]{NoStale: true})
+		if err != nil || r.Value != "k v1" || r.Outcome == refill.OutcomeStale {
+			t.Errorf("got %q, %v, %v; want the fresh value \"k v1\"", r.Value, r.Outcome, err)
+		}
+	})
+}
+
+// Node l loads a key and misses the announcement of an Invalidate by the other node. After the Invalidate, a second
+// caller joins the load on l. The store refuses the value of the load, so the second caller must get the value of a new
+// load. The caller that started the first load must get the value of the first load.
+func TestJoinALoadThatIsRefused(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{took: time.Second}
+		s, l, peer := pair(t, d, refill.Config{TTL: time.Hour})
+		s.mute.Store(true)
+		first := behind(t, l, "k")
+		time.Sleep(500 * ms)
+		d.version.Store(1)
+		if err := peer.Invalidate(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		if v := get(t, l, "k"); v != "k v1" {
+			t.Errorf("a Get after Invalidate got %q, want \"k v1\"", v)
+		}
+		first()
 	})
 }

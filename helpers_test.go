@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -17,25 +18,29 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file has the helpers of the tests: databases that count loads (db, table), nodes over one store (node, pair,
-// fleet, bulk), and a store that counts calls, fails and waits (spy).
+// This file contains the helpers of the tests. db and table are fake databases that count their loads. node, pair,
+// fleet and bulk make Loaders. Each of these Loaders stands for one node, that is, one process of a cluster. spy is a
+// store that counts calls, and that can fail or hang.
 
 const ms = time.Millisecond
 
-// bubble runs a test in a synctest bubble. Sleeps in the bubble take no time and are exact. A goroutine that the test
-// leaves behind fails the test.
+// Loaders without a Logger do not log into the output of the tests.
+func init() { slog.SetDefault(slog.New(slog.DiscardHandler)) }
+
+// bubble runs f in a testing/synctest bubble. Time in the bubble is simulated: a sleep takes no real time, and lasts
+// exactly as long as asked. A goroutine that is still running when f returns fails the test.
 func bubble(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
 	synctest.Test(t, f)
 }
 
-// db is a database that counts its loads. Each load takes the time took.
+// db is a fake database that counts its loads. Each load takes the duration took.
 type db struct {
-	took    time.Duration // after the first load, changed with slow only
+	took    time.Duration // after the first load, only slow may change took
 	loads   atomic.Int64
-	now     atomic.Int64 // loads running
+	now     atomic.Int64 // loads that run now
 	most    atomic.Int64 // the largest number of loads running at once
-	version atomic.Int64 // of all values
+	version atomic.Int64 // part of each value: load returns "KEY vVERSION"
 	mu      sync.Mutex
 	err     error
 	begins  []time.Time
@@ -51,7 +56,7 @@ func (d *db) load(ctx context.Context, key string) (string, error) {
 	err, took := d.err, d.took
 	d.begins = append(d.begins, time.Now())
 	d.mu.Unlock()
-	value := fmt.Sprintf("%s v%d", key, d.version.Load()) // read first, as a query does
+	value := fmt.Sprintf("%s v%d", key, d.version.Load()) // a load reads the version at its start, as a query does
 	select {
 	case <-time.After(took):
 	case <-ctx.Done():
@@ -72,14 +77,14 @@ func (d *db) fail(err error) {
 	d.err = err
 }
 
-// tagged is a load function that gives each value the tags that its key names: "a,b:1" has the tags a and b.
+// tagged is a load function that takes the tags of a value from the key. The value of key "a,b:1" has the tags a and b.
 func (d *db) tagged(ctx context.Context, key string) (string, error) {
 	tags, _, _ := strings.Cut(key, ":")
 	refill.FillFrom(ctx).Tag(strings.Split(tags, ",")...)
 	return d.load(ctx, key)
 }
 
-// table is a database with a bulk load function.
+// table is a fake database with a bulk load function, which records the keys of each call.
 type table struct {
 	took  time.Duration
 	mu    sync.Mutex
@@ -113,7 +118,7 @@ func (d *table) fail(err error) {
 	d.err = err
 }
 
-// asked returns the calls since the last asked, each with its keys in order.
+// asked returns the calls of load since the previous asked. The keys of each call are sorted.
 func (d *table) asked() (calls [][]string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -121,7 +126,7 @@ func (d *table) asked() (calls [][]string) {
 	return calls
 }
 
-// says returns a load function that returns value after the time took. It ignores its ctx.
+// says returns a load function that sleeps for took and then returns value. The load function ignores its ctx.
 func says(value string, took time.Duration) func(context.Context, string) (string, error) {
 	return func(context.Context, string) (string, error) {
 		time.Sleep(took)
@@ -129,7 +134,7 @@ func says(value string, took time.Duration) func(context.Context, string) (strin
 	}
 }
 
-// never returns a load function that must not be called.
+// never returns a load function that fails the test if it is called.
 func never(t *testing.T) func(context.Context, string) (string, error) {
 	return func(context.Context, string) (string, error) {
 		t.Error("the load function was called, want no load")
@@ -137,7 +142,7 @@ func never(t *testing.T) func(context.Context, string) (string, error) {
 	}
 }
 
-// node makes a Loader of strings, named thing. It is closed at the end of the test.
+// node makes a Loader of strings with the name thing. The Loader is closed at the end of the test.
 func node(t *testing.T, load func(context.Context, string) (string, error), cfg refill.Config) *refill.Loader[string] {
 	t.Helper()
 	if cfg.TTL == 0 {
@@ -151,7 +156,7 @@ func node(t *testing.T, load func(context.Context, string) (string, error), cfg 
 	return l
 }
 
-// pair makes two nodes over one store: l behind a spy, and peer without one.
+// pair makes two nodes that share one store. Node l reaches the store through the spy s. Node peer has no spy.
 func pair(t *testing.T, d *db, cfg refill.Config) (s *spy, l, peer *refill.Loader[string]) {
 	t.Helper()
 	shared := memory.New()
@@ -162,7 +167,7 @@ func pair(t *testing.T, d *db, cfg refill.Config) (s *spy, l, peer *refill.Loade
 	return s, l, node(t, d.load, cfg)
 }
 
-// tagPair is pair with d.tagged as the load function.
+// tagPair does what pair does, but the load function of the two nodes is d.tagged.
 func tagPair(t *testing.T, d *db, cfg refill.Config) (s *spy, l, peer *refill.Loader[string]) {
 	t.Helper()
 	shared := memory.New()
@@ -173,7 +178,7 @@ func tagPair(t *testing.T, d *db, cfg refill.Config) (s *spy, l, peer *refill.Lo
 	return s, l, node(t, d.tagged, cfg)
 }
 
-// fleet makes n nodes over one store and one database.
+// fleet makes n nodes that share one store and the database d.
 func fleet(t *testing.T, n int, d *db, cfg refill.Config) []*refill.Loader[string] {
 	t.Helper()
 	if cfg.Shared == nil {
@@ -224,8 +229,8 @@ func get(t *testing.T, l *refill.Loader[string], key string) string {
 	return v
 }
 
-// behind starts a Get on a goroutine of its own. The returned function waits for the end of that Get. Defer the
-// returned function, so that the Get ends before the ctx of the test does.
+// behind calls Get on a new goroutine. The returned function waits until that Get has returned. Defer the returned
+// function, so that the Get ends before the ctx of the test does.
 func behind(t *testing.T, l *refill.Loader[string], key string) (wait func()) {
 	t.Helper()
 	done := make(chan struct{})
@@ -236,7 +241,7 @@ func behind(t *testing.T, l *refill.Loader[string], key string) (wait func()) {
 	return func() { <-done }
 }
 
-// all fails the test unless GetMany returns a row for each key.
+// all calls GetMany, and fails the test unless GetMany returns the row of each key.
 func all(t *testing.T, l *refill.Loader[string], keys []string) {
 	t.Helper()
 	got, err := l.GetMany(t.Context(), keys)
@@ -259,35 +264,35 @@ func names(from, to int) (keys []string) {
 
 var errDown = errors.New("store is down")
 
-// spy is the connection of one node to a store. It counts calls, it can be cut, and it has hooks.
+// spy is the connection of one node to a store. A spy counts calls, can be cut, and has hooks that run during a call.
 type spy struct {
 	driver.Store
 	down  atomic.Bool // calls fail, and announcements are lost
-	died  atomic.Bool // as down, for a node that has died
+	died  atomic.Bool // calls fail, and announcements are lost, because the node has died
 	mute  atomic.Bool // announcements are lost, and the node does not notice
-	stuck atomic.Bool // calls are not answered
+	stuck atomic.Bool // a call blocks until its ctx ends
 
 	calls       atomic.Int64
 	gets        atomic.Int64
-	many        atomic.Int64 // GetManys
-	reading     atomic.Int64 // GetManys that have not returned
+	many        atomic.Int64 // calls of GetMany
+	reading     atomic.Int64 // calls of GetMany that have not returned
 	acquires    atomic.Int64
 	lastAcquire atomic.Pointer[driver.AcquireRequest]
-	ensures     atomic.Int64 // EnsureTags
+	ensures     atomic.Int64 // calls of EnsureTags
 
-	forgetTags  atomic.Bool         // Tags knows no tag
-	noTags      atomic.Bool         // Tags is not answered
+	forgetTags  atomic.Bool         // Tags returns no tag state
+	noTags      atomic.Bool         // Tags blocks until its ctx ends
 	ensureFails atomic.Bool         // EnsureTags fails
 	ensureTook  time.Duration       // how long EnsureTags takes
 	manyTook    time.Duration       // how long GetMany takes
-	renameTag   func(string) string // if set, the store's name of a tag; a new name loses the tag state
+	renameTag   func(string) string // if set, renames the tags that go to the store; a new name has no tag state
 
 	mu       sync.Mutex
 	announce func(driver.Announcement)
-	held     []driver.Announcement // not delivered yet, while hold is set
+	held     []driver.Announcement // announcements to deliver when hold ends
 	hold     bool
-	keys     []string // of all Gets, and of all Acquires that did not return Held
-	afterGet func()   // runs when a Get has its reply and has not returned yet
+	keys     []string // keys of all Gets, and of all Acquires that did not return Held
+	afterGet func()   // runs between the reply to a Get and the return of that Get
 	after    func(ctx context.Context, step string) error
 }
 
@@ -304,7 +309,7 @@ func (s *spy) holdAnnouncements(hold bool) {
 	s.held = nil
 }
 
-// loseLastHeld drops the last announcement that is held back.
+// loseLastHeld drops the newest of the announcements that are held back.
 func (s *spy) loseLastHeld() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -347,7 +352,7 @@ func (s *spy) call(ctx context.Context) error {
 	return nil
 }
 
-// cut makes the store unreachable, or brings it back.
+// cut(true) makes the store unreachable, and breaks the subscription. cut(false) restores store and subscription.
 func (s *spy) cut(down bool) {
 	s.down.Store(down)
 	n := driver.Announcement{Kind: driver.Subscribed}
@@ -390,11 +395,11 @@ func (s *spy) Acquire(ctx context.Context, a driver.AcquireRequest) (driver.Acqu
 	return r, s.did(ctx, "acquire", err)
 }
 
-func (s *spy) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
+func (s *spy) Renew(ctx context.Context, ttl time.Duration, leases ...driver.Lease) ([]bool, error) {
 	if err := s.call(ctx); err != nil {
-		return false, err
+		return nil, err
 	}
-	mine, err := s.Store.Renew(ctx, key, token, ttl)
+	mine, err := s.Store.Renew(ctx, ttl, leases...)
 	return mine, s.did(ctx, "renew", err)
 }
 
@@ -406,11 +411,11 @@ func (s *spy) Publish(ctx context.Context, p driver.PublishRequest) (driver.Publ
 	return result, s.did(ctx, "publish", err)
 }
 
-func (s *spy) Fail(ctx context.Context, key, token, failure string, ttl time.Duration) error {
+func (s *spy) Fail(ctx context.Context, f driver.FailRequest) error {
 	if err := s.call(ctx); err != nil {
 		return err
 	}
-	return s.Store.Fail(ctx, key, token, failure, ttl)
+	return s.Store.Fail(ctx, f)
 }
 
 func (s *spy) Release(ctx context.Context, key, token string) error {
@@ -519,7 +524,8 @@ func (s *spy) Subscribe(name string, announce func(driver.Announcement)) func() 
 	})
 }
 
-// acquireRequest is the request of a node that has read the record under key and waits for the refill lock of key.
+// acquireRequest returns the AcquireRequest of a node that has read the record of key and would wait for the refill
+// lock.
 func acquireRequest(t *testing.T, shared driver.Store, key, token string) driver.AcquireRequest {
 	t.Helper()
 	record, err := shared.Get(t.Context(), key)
@@ -532,7 +538,7 @@ func acquireRequest(t *testing.T, shared driver.Store, key, token string) driver
 	}
 }
 
-// lockIsFree fails the test if the refill lock of thing:key is held, or if a back-off stands in its place.
+// lockIsFree fails the test if the store has a refill lock of thing:key, or a back-off in place of that lock.
 func lockIsFree(t *testing.T, shared driver.Store, key string) {
 	t.Helper()
 	r, err := shared.Acquire(t.Context(), acquireRequest(t, shared, "thing:"+key, "outsider#1"))
@@ -544,7 +550,7 @@ func lockIsFree(t *testing.T, shared driver.Store, key string) {
 	}
 }
 
-// foreign stores bytes under a key of shared, as another program might.
+// foreign stores the bytes record under a key of shared. Tests use foreign for bytes that refill cannot read.
 func foreign(t *testing.T, shared driver.Store, key string, record []byte) {
 	t.Helper()
 	ctx := t.Context()
@@ -557,10 +563,10 @@ func foreign(t *testing.T, shared driver.Store, key string, record []byte) {
 	}
 }
 
-// events counts the events that OnEvent gets.
+// events counts the events that Config.OnEvent receives.
 type events struct {
 	mu    sync.Mutex
-	count map[any]int // by EventKind; Gets also by Outcome
+	count map[any]int // by EventKind; an EventGet also counts under its Outcome
 	last  map[any]refill.Event
 }
 
@@ -590,3 +596,12 @@ func (e *events) of(k any) int {
 type panicky struct{ S string }
 
 func (panicky) MarshalJSON() ([]byte, error) { panic("in the codec") }
+
+// invalidationsOfRed are the four ways to invalidate or expire the value of red:1, which has the tag red, see
+// db.tagged.
+var invalidationsOfRed = map[string]func(context.Context, *refill.Loader[string]) error{
+	"Invalidate":    func(ctx context.Context, l *refill.Loader[string]) error { return l.Invalidate(ctx, "red:1") },
+	"Expire":        func(ctx context.Context, l *refill.Loader[string]) error { return l.Expire(ctx, "red:1") },
+	"InvalidateTag": func(ctx context.Context, l *refill.Loader[string]) error { return l.InvalidateTag(ctx, "red") },
+	"ExpireTag":     func(ctx context.Context, l *refill.Loader[string]) error { return l.ExpireTag(ctx, "red") },
+}

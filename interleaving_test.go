@@ -9,11 +9,11 @@ import (
 	"github.com/refill-go/refill"
 )
 
-// This file tests interleavings that would break a promise. The comment above a test tells the losing interleaving,
-// step by step.
+// This file tests orders of events that can make a cache serve an old value or load twice. The comment above a test
+// lists the events in their order, and then says what must be true.
 
-// A Get has read a value from the store. The node handles the announcement that invalidates the value. Then the Get
-// puts the value into L1. L1 must not serve the value.
+// A Get has read a value from the store. Another node invalidates the key, and this node handles the announcement.
+// Then the Get puts the value into L1. L1 must not serve the value.
 func TestAReadOvertakenByAnInvalidate(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
@@ -25,9 +25,9 @@ func TestAReadOvertakenByAnInvalidate(t *testing.T) {
 			if err := peer.Invalidate(t.Context(), "k"); err != nil {
 				t.Error(err)
 			}
-			synctest.Wait() // the announcement has been handled: L1 had nothing to drop
+			synctest.Wait() // until the node has handled the announcement; L1 has no entry yet
 		})
-		get(t, l, "k") // began before the Invalidate: may be old
+		get(t, l, "k") // this Get began before the Invalidate, so it may return the old value
 		if v := get(t, l, "k"); v != "k v1" {
 			t.Errorf("got %q after the Invalidate, want %q", v, "k v1")
 		}
@@ -58,9 +58,9 @@ func TestAReadAcrossABreakOfTheSubscription(t *testing.T) {
 	})
 }
 
-// A load is in flight. The subscription breaks, an Invalidate is missed, and the subscription returns. A Get after the
-// return must not join that flight. Callers that joined before the break get the value of the flight. (The model
-// checker Spin found this interleaving: docs/model.)
+// A load is in flight. The subscription breaks, the node misses an Invalidate, and the subscription returns. A later
+// Get must not join the flight of that load. Callers that joined before the break must get the value of the flight.
+// (The model checker Spin found this order of events. The model is in docs/model.)
 func TestAFlightAcrossABreakOfTheSubscription(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: time.Second}
@@ -71,7 +71,7 @@ func TestAFlightAcrossABreakOfTheSubscription(t *testing.T) {
 				t.Errorf("the first caller got %q, want %q", v, "k v0")
 			}
 		})
-		synctest.Wait() // it loads
+		synctest.Wait() // until the load has begun
 		s.cut(true)
 		d.version.Store(1)
 		if err := peer.Invalidate(t.Context(), "k"); err != nil {
@@ -86,7 +86,7 @@ func TestAFlightAcrossABreakOfTheSubscription(t *testing.T) {
 }
 
 // A node waits for the load of another node. The subscription breaks, and the announcement of the value is lost. When
-// the subscription returns, the waiting node reads the store again.
+// the subscription returns, the waiting node must read the store again and find the value.
 func TestAWaitAcrossABreakOfTheSubscription(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 300 * ms}
@@ -128,8 +128,8 @@ func TestAPublishBetweenLookupAndAcquire(t *testing.T) {
 	})
 }
 
-// The announcement filled(v0), which carries v0, is on its way to a node. The node invalidates the key and drops its L1
-// entry. Then filled(v0) arrives. L1 must not serve v0 again.
+// A peer publishes v0 again, and the announcement that carries v0 is on its way to a node. That node invalidates the
+// key and drops its L1 entry. Then the announcement arrives. L1 must not serve v0 again.
 func TestAnAnnouncementFromBeforeTheInvalidate(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
@@ -152,9 +152,8 @@ func TestAnAnnouncementFromBeforeTheInvalidate(t *testing.T) {
 	})
 }
 
-// A node has v0 in L1. A peer publishes v1 and v2, and the announcements of v1 and v2 are late. The node loads v3
-// itself and misses the announcement of v3. Then filled(v1 for v0) and filled(v2 for v1) arrive. L1 must not go back to
-// v1 or v2.
+// A node has v0 in L1. A peer publishes v1 and then v2, and the two announcements are late. The node loads v3 itself
+// and misses the announcement of v3. Then the announcements of v1 and v2 arrive. L1 must not go back to v1 or v2.
 func TestAnAnnouncementOutOfOrder(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
@@ -170,12 +169,12 @@ func TestAnAnnouncementOutOfOrder(t *testing.T) {
 		}
 		synctest.Wait()
 		d.version.Add(1)
-		if err := l.Refresh(t.Context(), "k"); err != nil { // v3, loaded here
+		if err := l.Refresh(t.Context(), "k"); err != nil { // loads v3 on this node
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		s.loseLastHeld()           // its own announcement
-		s.holdAnnouncements(false) // filled(v1 for v0), filled(v2 for v1)
+		s.loseLastHeld()           // the announcement of v3
+		s.holdAnnouncements(false) // delivers the announcements of v1 and v2
 		get(t, l, "k")
 		synctest.Wait()
 		if v := get(t, l, "k"); v != "k v3" {
@@ -185,7 +184,8 @@ func TestAnAnnouncementOutOfOrder(t *testing.T) {
 }
 
 // A node waits for the load of another node, and the announcement of the value is lost. The waiting node reads the
-// store at the moment when the lease would have ended. It finds the value and does not load.
+// store again when a lease that is no longer renewed would have ended, that is, after LockTTL at most. The waiting node
+// must then find the value and must not load.
 func TestALostFilledAnnouncement(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 300 * ms}

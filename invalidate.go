@@ -15,29 +15,32 @@ import (
 	"github.com/refill-go/refill/internal/retry"
 )
 
-// This file has Invalidate and Expire, and handles the announcements that this node receives.
+// This file holds Invalidate and Expire, and handles the announcements that this node receives.
 
-// Invalidate removes the keys everywhere: the values, the right of running loads to be stored, and the back-offs. After
-// Invalidate has returned nil, no load that began before the call is served as fresh from the store, on any node, and
-// no later Get on this node joins such a load. The memory of other nodes follows with the announcement. Call Invalidate
-// after the transaction that changed the data has committed.
+// Invalidate removes the values and back-offs of keys everywhere. It also removes the claims of running loads, so these
+// loads cannot be stored. After Invalidate has returned nil, no node serves a load that began before the call as fresh
+// from the store, and no later Get on this node joins such a load. L1 of other nodes follows with the announcement.
+// Call Invalidate after the transaction that changed the data has committed.
 //
-// An error means that the store may still hold the old values. This node has dropped its own copies nevertheless, and
-// repeats the Invalidate in the background until the values have expired.
+// An error that wraps [ErrInvalid] (an empty key) means that nothing was done. Any other error means that the store may
+// still hold old values. This node has dropped its own copies nevertheless, and repeats the Invalidate in the
+// background until the values have expired. Log such an error, and do not fail the request: the write to the database
+// is done. Invalidate waits for the store for Config.StoreTimeout at most per 1,024 keys, and not at all while the
+// circuit breaker is open.
 func (l *Loader[V]) Invalidate(ctx context.Context, keys ...string) error {
 	return l.invalidate(ctx, keys, false)
 }
 
-// Expire is Invalidate, but the values stay and count as stale from now on. While Config.StaleFor lasts, these values
-// are served as stale, and refreshed.
+// Expire is Invalidate, but keeps the values and marks them as stale from now on. For Config.StaleFor from now, such a
+// value is served as stale while a refresh runs.
 func (l *Loader[V]) Expire(ctx context.Context, keys ...string) error {
 	return l.invalidate(ctx, keys, true)
 }
 
 const (
-	// invalidateAtOnce is how many keys one call of the store invalidates, within one StoreTimeout.
+	// invalidateAtOnce is how many keys one call of the store invalidates. Each call has a StoreTimeout.
 	invalidateAtOnce = 256
-	// invalidateCalls is how many of these calls run at once.
+	// invalidateCalls is how many calls of an Invalidate run at once.
 	invalidateCalls = 4
 )
 
@@ -53,20 +56,26 @@ func (l *Loader[V]) invalidate(ctx context.Context, keys []string, expire bool) 
 		full[i] = l.full(keys[i])
 	}
 	left, err := l.storeInvalidateAll(ctx, full, expire)
+	if err != nil { // before drop, so that a read of this node that begins after drop repeats the call first
+		l.retryLater(left, false, expire)
+	}
 	for _, key := range keys {
 		l.drop(key)
 	}
 	if err != nil {
-		l.retryLater(left, false, expire)
 		return fmt.Errorf("refill: could not invalidate %d of %d keys in the store; retrying in the background: %w",
 			len(left), len(keys), err)
 	}
 	return nil
 }
 
-// storeInvalidateAll returns the keys that may be left in the store, and the first error. A call that fails cancels no
-// other call. Calls that have not begun by then are not made, since the store does not answer.
+// storeInvalidateAll returns the keys that the store may still hold, and the first error. A call that fails does not
+// cancel other calls that run. Calls that have not begun are then not made, because the store does not answer. For the
+// same reason, no call is made while the breaker is open.
 func (l *Loader[V]) storeInvalidateAll(ctx context.Context, full []string, expire bool) (left []string, err error) {
+	if err := l.store.Err(); err != nil {
+		return full, err
+	}
 	var (
 		calls  errgroup.Group
 		failed atomic.Bool
@@ -100,7 +109,7 @@ func (l *Loader[V]) storeInvalidate(ctx context.Context, full []string, expire b
 	return l.store.Invalidate(ctx, l.node.token(), full...)
 }
 
-// drop invalidates the entry of key in this process, and the flight that is reading or loading key.
+// drop invalidates the entry of key in L1, and keeps later callers from joining the flight of key.
 func (l *Loader[V]) drop(key string) {
 	l.l1.Invalidate(key)
 	l.flights.Forget(key)
@@ -111,7 +120,7 @@ func (l *Loader[V]) longestLife() time.Duration {
 	return l.cfg.TTL + max(l.cfg.StaleFor, l.cfg.StaleIfError) + l.cfg.LoadTimeout
 }
 
-// target is what an invalidation is about: a key or a tag. A key and a tag can have the same text.
+// target is the key or the tag that an invalidation is about. A key and a tag can have the same text.
 type target struct {
 	full  string
 	isTag bool
@@ -119,15 +128,16 @@ type target struct {
 
 // invalidation is an invalidation that the store has not confirmed.
 type invalidation struct {
-	expire bool // Expire or ExpireTag
+	expire bool // true: Expire or ExpireTag; false: Invalidate or InvalidateTag
 }
 
-// merge combines two invalidations of one target, so that a later Expire does not weaken an Invalidate.
+// merge combines two invalidations of one target. The result is an Expire only if both are, so that a later Expire does
+// not weaken an Invalidate.
 func (old invalidation) merge(new invalidation) invalidation {
 	return invalidation{expire: old.expire && new.expire}
 }
 
-// retryLater repeats an invalidation until the store confirms it, or until the values have expired.
+// retryLater repeats an invalidation in the background, until the store confirms it or the values have expired.
 func (l *Loader[V]) retryLater(full []string, areTags, expire bool) {
 	targets := make([]target, len(full))
 	for i, f := range full {
@@ -143,8 +153,9 @@ func (l *Loader[V]) retryInvalidate(ctx context.Context, t target, i invalidatio
 	return l.storeInvalidate(ctx, []string{t.full}, i.expire)
 }
 
-// retried ends a repeated invalidation. It drops the key here once more, for two reasons: a Get since the failure may
-// have read the old value, and this node does not act on its own announcement.
+// retried is called when a repeated invalidation has succeeded or was given up. It drops the key or tag here once more,
+// for two reasons. A Get may have read the old value since the failure. And this node ignores the announcements of its
+// own invalidations.
 func (l *Loader[V]) retried(t target, _ invalidation, err error) {
 	key := l.short(t.full)
 	if t.isTag {
@@ -158,7 +169,8 @@ func (l *Loader[V]) retried(t target, _ invalidation, err error) {
 	l.emit(Event{Kind: EventInvalidateRetried, Key: key, Err: err})
 }
 
-// onAnnouncement handles the announcements of the store, one after the other. It does not block.
+// onAnnouncement handles an announcement of the store. The store calls onAnnouncement for one announcement after the
+// other. onAnnouncement does not block.
 func (l *Loader[V]) onAnnouncement(a driver.Announcement) {
 	key := l.short(a.Key)
 	switch a.Kind {
@@ -173,7 +185,7 @@ func (l *Loader[V]) onAnnouncement(a driver.Announcement) {
 		l.emit(Event{Kind: EventStoreWarning, Err: a.Err})
 		return
 	case driver.TagInvalidated, driver.TagExpired:
-		if !l.node.made(a.Token) { // InvalidateTag carries out this node's own before it returns
+		if !l.node.made(a.Token) { // InvalidateTag and ExpireTag have told this node's L1
 			l.l1.InvalidateTag(key)
 		}
 		return
@@ -192,45 +204,53 @@ func (l *Loader[V]) onAnnouncement(a driver.Announcement) {
 	l.flights.Notify(key, a)
 }
 
-// onSubscribed makes up for announcements that this node may have missed.
+// onSubscribed is called when the subscription works again. It makes up for announcements that this node may have
+// missed.
 func (l *Loader[V]) onSubscribed(a driver.Announcement) {
 	l.l1.SetSubscribed(true)
 	l.flights.ForgetAll()  // the values that flights load may have been invalidated
-	l.flights.NotifyAll(a) // the results that flights wait for may have been announced
+	l.flights.NotifyAll(a) // the results that flights wait for may have been announced already
 	l.store.Probe()
 	l.retries.Wake()
 	l.emit(Event{Kind: EventStoreUp})
 }
 
-// replace brings L1 up to date with a fill of another node. The announcement names the record that it replaces. Only
-// the entry of that record is replaced, because any other entry may be newer. The new entry takes over the epoch of the
-// old entry. So an invalidation of the old entry at this moment applies to the new entry as well.
+// replace brings L1 up to date with a fill of another node. The announcement names the record that the fill has
+// replaced. If L1 has the entry of that record, the new record replaces the entry. The new entry takes over the epoch
+// of the old entry. So an invalidation of the old entry at this moment applies to the new entry as well. Any other
+// entry may be newer than the announced record, so replace only marks such an entry as superseded.
 func (l *Loader[V]) replace(key string, a driver.Announcement) {
 	e := l.l1.Get(key)
 	if e == nil || e.Data.token == a.Token || !l.l1.Valid(e) {
 		return
 	}
 	if e.Data.token == a.Replaced && len(a.Record) > 0 {
-		// A tagged value is not taken from the announcement: a read gets it again, with the states of its tags.
+		// A record with tags is not taken from the announcement. The next Get reads it from the store, with its tag states.
 		if next := l.decode(key, a.Record, e.Epoch); next != nil && len(next.Data.tags()) == 0 {
-			l.putL1(next, len(a.Record))
+			l.putL1(next, a.Record)
 			return
 		}
 	}
-	e.ServeUntil.Store(0) // superseded: the entry is served, and refreshed in the background
+	e.ServeUntil.Store(0) // superseded: the next Get serves the entry, and refreshes it in the background
 	e.RefreshAt.Store(0)
 }
 
+// onFailed handles a failed load. The failure of one other node holds this node back only if it is the second in a row.
 func (l *Loader[V]) onFailed(key string, a driver.Announcement) {
 	err := l.loadErrorOf(key, a.Failure, 0)
-	if err.Node != l.node.id { // this node remembers its own failures already, with their cause
+	switch {
+	case err.Node == l.node.id: // this node remembers its own failures already, with their cause
+		l.reschedule(key, err.RetryAfter)
+	case err.fleet:
 		l.backoffs.remember(key, err, l.l1.Epoch(key).Key)
+		l.reschedule(key, err.RetryAfter)
+	default:
+		l.reschedule(key, 0)
 	}
-	l.reschedule(key, err.RetryAfter)
 }
 
-// reschedule sets when a stale entry of L1 may be refreshed again. It is called when a refresh on another node has
-// ended without a value.
+// reschedule sets when a stale entry of L1 may be refreshed again: after backOff, or at once for 0. It is called when a
+// refresh on another node has ended without a value.
 func (l *Loader[V]) reschedule(key string, backOff time.Duration) {
 	e := l.l1.Get(key)
 	switch {

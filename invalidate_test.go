@@ -17,11 +17,11 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file tests Invalidate and Expire: on this node, on other nodes, during a load, and when the store does not
-// answer.
+// This file tests Invalidate and Expire: on this node, on other nodes, during a load, and during an outage of the
+// store.
 
-// When Invalidate returns, L1 of the calling node must be up to date, even if the announcement of the Invalidate is
-// late. A later Get must not join a flight that began before the Invalidate.
+// When Invalidate returns, L1 of the calling node must not serve the old value, even if the announcement of the
+// Invalidate is late. A later Get must not join a flight that began before the Invalidate.
 func TestInvalidateIsDoneWhenItReturns(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 100 * ms}
@@ -77,7 +77,7 @@ func TestExpire(t *testing.T) {
 		if err := nodes[0].Expire(t.Context(), "k"); err != nil {
 			t.Fatal(err)
 		}
-		synctest.Wait() // for the announcement
+		synctest.Wait() // until both nodes have handled the announcement
 		for i, l := range nodes {
 			r, err := l.GetResult(t.Context(), "k")
 			if err != nil || r.Outcome != refill.OutcomeStale || r.Value != "k v0" || r.Remaining != 0 {
@@ -96,7 +96,7 @@ func TestExpire(t *testing.T) {
 	})
 }
 
-// A load that began before Expire returned must not store its value as fresh.
+// A load begins, and another node calls Expire before the load ends. The value of the load must not be stored as fresh.
 func TestExpireRejectsALoadElsewhere(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 100 * ms}
@@ -117,8 +117,8 @@ func TestExpireRejectsALoadElsewhere(t *testing.T) {
 	})
 }
 
-// The announcement of an Invalidate is lost, and the node does not notice. L1 stops serving the old value within
-// LocalTTL.
+// A node misses the announcement of an Invalidate and does not notice the loss. L1 of that node stops serving the old
+// value within LocalTTL.
 func TestALostInvalidatedAnnouncement(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
@@ -143,7 +143,8 @@ func TestALostInvalidatedAnnouncement(t *testing.T) {
 	})
 }
 
-// After a break of the subscription, older entries of L1 are invalid, because an announcement may have been missed.
+// A node may miss announcements while its subscription is broken. So the node must not serve the L1 entries from before
+// the break. Until the subscription works again, each Get must read the store.
 func TestABreakOfTheSubscription(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
@@ -154,7 +155,7 @@ func TestABreakOfTheSubscription(t *testing.T) {
 		if err := peer.Invalidate(t.Context(), "k"); err != nil {
 			t.Fatal(err)
 		}
-		s.down.Store(false) // the store answers, but the subscription is not back yet
+		s.down.Store(false) // the store answers again, but the subscription is still broken
 		if v := get(t, l, "k"); v != "k v1" {
 			t.Errorf("got %q, want %q: without the subscription, the store is asked first", v, "k v1")
 		}
@@ -166,9 +167,9 @@ func TestABreakOfTheSubscription(t *testing.T) {
 	})
 }
 
-// An Invalidate fails. A Get reads the old value into L1 again. Then the retry of the Invalidate succeeds. The retry
-// must also invalidate the value in L1 of this node.
-func TestARetriedInvalidateReachesL1(t *testing.T) {
+// An Invalidate fails, because the store does not answer. When the store answers again, it still has the old value. The
+// next Get on this node must complete the Invalidate before it reads the store.
+func TestAGetCompletesAPendingInvalidate(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
 		s, l, _ := pair(t, d, refill.Config{TTL: time.Hour})
@@ -180,18 +181,17 @@ func TestARetriedInvalidateReachesL1(t *testing.T) {
 		}
 		synctest.Wait()
 		s.down.Store(false)
-		if v := get(t, l, "k"); v != "k v0" {
-			t.Fatalf("got %q before the retry, want %q: the store still has it", v, "k v0")
-		}
-		time.Sleep(time.Second) // the retry
 		if v := get(t, l, "k"); v != "k v1" {
-			t.Errorf("got %q after the retry, want %q", v, "k v1")
+			t.Errorf("got %q before the retry in the background, want %q", v, "k v1")
+		}
+		if got, err := l.GetMany(t.Context(), []string{"k"}); err != nil || got["k"] != "k v1" {
+			t.Errorf("GetMany: got %q, %v, want %q", got["k"], err, "k v1")
 		}
 	})
 }
 
-// While invalidations wait for the store, a key and a tag of the same name are kept apart. An Expire that waits does
-// not become an Invalidate.
+// Invalidate, InvalidateTag and ExpireTag fail, because the store is down, and wait for a retry. The retries must not
+// confuse a key with a tag of the same name. The pending ExpireTag of blue must not become an InvalidateTag.
 func TestInvalidatesThatWaitForTheStore(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -224,11 +224,11 @@ func TestInvalidatesThatWaitForTheStore(t *testing.T) {
 	})
 }
 
-// slowInvalidate is a store whose Invalidate takes 100 ms, and fails after 50 ms if one of its keys is refused.
+// slowInvalidate is a store whose Invalidate takes 100 ms. A call that has the refused key fails after 50 ms.
 type slowInvalidate struct {
 	driver.Store
 	refused atomic.Pointer[string]
-	calls   atomic.Int64 // with more than one key; the retries have one key each
+	calls   atomic.Int64 // calls with more than one key; a retry has one key
 
 	mu   sync.Mutex
 	done map[string]bool // keys that are invalidated
@@ -260,8 +260,9 @@ func (s *slowInvalidate) invalidated() int {
 	return len(s.done)
 }
 
-// An Invalidate of many keys makes several calls of the store. A call that fails cancels no other call. Calls that have
-// not begun by then are not made. The keys that are not yet invalidated are retried in the background.
+// An Invalidate of many keys makes several calls of the store, and one call fails. The calls that already run must go
+// on. The calls that have not begun must not be made. In the background, the Loader must retry the keys that are not
+// yet invalidated.
 func TestInvalidateOfManyKeys(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		shared := &slowInvalidate{Store: memory.New(), done: make(map[string]bool)}
@@ -287,4 +288,40 @@ func TestInvalidateOfManyKeys(t *testing.T) {
 			t.Errorf("got %d keys invalidated after the repetition, want 1500", n)
 		}
 	})
+}
+
+// The store hangs, and the breaker is open. An invalidation must fail at once. When the store answers again, the Loader
+// must repeat the invalidation in the background.
+func TestInvalidateWithAnOpenBreaker(t *testing.T) {
+	for name, invalidate := range invalidationsOfRed {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				d := &db{}
+				var ev events
+				s, l, peer := tagPair(t, d, refill.Config{TTL: time.Hour, LocalTTL: -1, OnEvent: ev.on})
+				get(t, l, "red:1")
+				s.stuck.Store(true)
+				for i := range 5 {
+					get(t, l, fmt.Sprint("blue:", i))
+				}
+				synctest.Wait() // the breaker calls OnEvent on a goroutine of its own
+				if ev.of(refill.EventBreakerOpen) != 1 {
+					t.Fatal("the breaker is not open")
+				}
+				d.version.Store(1)
+				began := time.Now()
+				if err := invalidate(t.Context(), l); err == nil || time.Since(began) != 0 {
+					t.Errorf("got %v after %v, want an error at once", err, time.Since(began))
+				}
+				s.stuck.Store(false)
+				time.Sleep(time.Second)
+				if n := ev.of(refill.EventInvalidateRetried); n != 1 {
+					t.Errorf("retried %d invalidations, want 1", n)
+				}
+				if v := get(t, peer, "red:1"); v != "red:1 v1" {
+					t.Errorf("the peer serves %q, want \"red:1 v1\"", v)
+				}
+			})
+		})
+	}
 }

@@ -14,14 +14,15 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file is about names: keys, names of Loaders, nodes and tokens.
+// This file makes and checks names: keys, names of Loaders, nodes and tokens.
 
-// maxKey is the longest key, in bytes, that is stored as it is.
+// maxKey is the longest key, in bytes, that is stored unchanged.
 const maxKey = 512
 
-// storeKey returns a key (or a tag) as it stands in the store, in L1, in announcements, events and errors: unchanged,
-// or as "#" and its SHA-256. A key is hashed in three cases. It is longer than maxKey. It holds control characters,
-// which garble logs and consoles. Or it begins with '#', so that no key can look like the hash of another key.
+// storeKey returns a key (or a tag) as it stands in the store, in L1, in announcements, events and errors. Most keys
+// stand there unchanged. Three kinds of keys are replaced by "#" and their SHA-256: keys that are longer than maxKey,
+// keys with control characters, which garble logs, and keys that begin with '#'. A key of the third kind could
+// otherwise look like the hash of another key.
 func storeKey(key string) string {
 	if isPlain(key) && !hasControl(key) {
 		return key
@@ -30,8 +31,8 @@ func storeKey(key string) string {
 	return "#" + hex.EncodeToString(sum[:])
 }
 
-// isPlain reports whether a key can be looked up in L1 as it is given. L1 finds no key with control characters, so
-// isPlain need not check for them.
+// isPlain reports whether L1 can be asked for a key as it is given. isPlain need not check for control characters: L1
+// holds such a key only under its hash, so L1 does not find the key as given.
 func isPlain(key string) bool { return key != "" && len(key) <= maxKey && key[0] != '#' }
 
 func hasControl(key string) bool {
@@ -43,7 +44,8 @@ func hasControl(key string) bool {
 	return false
 }
 
-// storeKey checks a key that is given to a method of the Loader.
+// storeKey returns the form in which the store holds a key that a user has given. It returns an error if the key is
+// empty or the Loader is closed.
 func (l *Loader[V]) storeKey(key string) (string, error) {
 	switch {
 	case l.flights.Closed():
@@ -57,13 +59,13 @@ func (l *Loader[V]) storeKey(key string) (string, error) {
 // full returns a key or tag with the name of the Loader in front, as driver.Store wants it.
 func (l *Loader[V]) full(key string) string { return l.name + ":" + key }
 
-// short returns the key or tag that full was given.
+// short undoes full: it removes the name of the Loader.
 func (l *Loader[V]) short(full string) string { return strings.TrimPrefix(full, l.name+":") }
 
 // maxName is the longest name of a Loader, in bytes.
 const maxName = 64
 
-// checkName accepts names that stay readable and unambiguous in the keys of a store and in metrics.
+// checkName returns an error for a name that would be unreadable or ambiguous in the keys of a store or in metrics.
 func checkName(name string) error {
 	if name == "" {
 		return invalid("name", "empty")
@@ -78,8 +80,9 @@ func checkName(name string) error {
 	return nil
 }
 
-// names are the names of this process's Loaders, with the kind of their records. If two types had one name, each type
-// would read the values of the other type as misses, and load without end.
+// names holds the names of the Loaders of this process, with the kind of their records. Two Loaders with one name and
+// different kinds must not share a store. Each Loader would read the values of the other Loader as misses, and load
+// without end.
 var names = registry{users: make(map[nameIn]*nameUse)}
 
 type registry struct {
@@ -94,12 +97,13 @@ type nameIn struct {
 
 type nameUse struct {
 	kind    string
+	of      reflect.Type // the kind says only the last part of its package path
 	loaders int
 }
 
-// enter registers that a Loader keeps values of a kind under a name in a store. The caller calls leave when the Loader
+// enter registers that a Loader keeps values of a type under a name in a store. The caller calls leave when the Loader
 // closes.
-func (r *registry) enter(s driver.Store, name, kind string) (leave func(), err error) {
+func (r *registry) enter(s driver.Store, name, kind string, of reflect.Type) (leave func(), err error) {
 	if !reflect.ValueOf(s).Comparable() {
 		return func() {}, nil
 	}
@@ -109,11 +113,13 @@ func (r *registry) enter(s driver.Store, name, kind string) (leave func(), err e
 	u := r.users[at]
 	switch {
 	case u == nil:
-		u = &nameUse{kind: kind}
+		u = &nameUse{kind: kind, of: of}
 		r.users[at] = u
 	case u.kind != kind:
 		return nil, invalid("name", "%q is already in use for %q in this store; it cannot hold %q as well",
 			name, u.kind, kind)
+	case u.of != of:
+		return nil, invalid("name", "%q is already in use for another type %v in this store", name, of)
 	}
 	u.loaders++
 	return func() {
@@ -125,7 +131,9 @@ func (r *registry) enter(s driver.Store, name, kind string) (leave func(), err e
 	}, nil
 }
 
-// node names one Loader or Locker in the fleet, and makes its tokens: "host-random#counter".
+// node identifies one Loader or Locker in the fleet, and makes its tokens: "host-random#counter". Two clones of one
+// process image (a snapshot of a virtual machine, a restored container) have the same id and counter. A random part in
+// each token would not be enough for them, because each clone would still take the other's announcements for its own.
 type node struct {
 	id    string
 	count atomic.Uint64
@@ -137,7 +145,7 @@ func newNode() *node {
 		host = "node"
 	}
 	host = strings.Map(func(r rune) rune {
-		if r == '#' || r == '!' || r <= ' ' || r > '~' {
+		if r == '#' || r == '!' || r == '?' || r <= ' ' || r > '~' {
 			return '_'
 		}
 		return r

@@ -17,14 +17,14 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file tests the keys that a Loader accepts, and that the name of a Loader belongs to one type.
+// This file tests the keys that a Loader accepts, their stored form, and that a name belongs to one type of value.
 
-// Keys have any length and any bytes. The load function gets a key as given. The store gets one that is short and has
-// no control characters.
+// A key can have any length and any bytes. The load function gets the key unchanged. The store gets a form of the key
+// that is short and has no control characters.
 func TestKeysOfAnyBytes(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		long := strings.Repeat("x", 513)
-		// The store's form of a long key is a valid key as well. A Get of it must not read the value of the long key.
+		// twin is the stored form of the long key, and is also a valid key. A Get of twin must not read the value of long.
 		sum := sha256.Sum256([]byte(long))
 		twin := "#" + hex.EncodeToString(sum[:])
 		keys := []string{long, twin, long[:512], "a\nb", "a\x7fb", "#", "ключ", "a b", "\xff", "{x}:y"}
@@ -36,7 +36,7 @@ func TestKeysOfAnyBytes(t *testing.T) {
 			return "of " + key, nil
 		}, refill.Config{TTL: time.Minute, Shared: s})
 		peer := node(t, peerLoads, refill.Config{TTL: time.Minute, Shared: s.Store})
-		for range 2 { // the second time from L1
+		for range 2 { // the second Gets are served from L1
 			for _, key := range keys {
 				if v := get(t, l, key); v != "of "+key {
 					t.Errorf("Get(%q) = %q, want %q", key, v, "of "+key)
@@ -74,7 +74,7 @@ func TestKeysOfAnyBytes(t *testing.T) {
 	})
 }
 
-// Keys of up to 512 bytes, with spaces and letters of any script, are stored as they are.
+// Keys of up to 512 bytes, with spaces and letters of any script, are stored unchanged.
 func TestKeysThatStayAsTheyAre(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newSpy(memory.New())
@@ -91,8 +91,8 @@ func TestKeysThatStayAsTheyAre(t *testing.T) {
 	})
 }
 
-// The load of a key that is hashed in the store knows its key: Fill.For accepts it, and a Get of it inside the load is
-// ErrInvalid.
+// A load of a long key must get the key itself, although the store has a hash in place of the key. Fill.For must accept
+// the long key. A Get of the long key inside the load must return ErrInvalid.
 func TestLoadOfALongKey(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		long := strings.Repeat("x", 600)
@@ -111,7 +111,8 @@ func TestLoadOfALongKey(t *testing.T) {
 	})
 }
 
-// Two types under one name are an error. Otherwise each would read the values of the other as misses.
+// New must refuse a second type of value under a name that is in use. Otherwise each of the two Loaders could not
+// decode the values of the other Loader and would load again.
 func TestOneNameTwoTypes(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		shared := memory.New()
@@ -128,7 +129,7 @@ func TestOneNameTwoTypes(t *testing.T) {
 		for _, c := range []struct {
 			name   string
 			shared driver.Store
-		}{{"y", shared}, {"x", memory.New()}} { // another name, another store
+		}{{"y", shared}, {"x", memory.New()}} { // allowed: another name in this store, and this name in another store
 			n, err := refill.New(c.name, number, refill.Config{TTL: time.Minute, Shared: c.shared})
 			if err != nil {
 				t.Error(err)
@@ -147,7 +148,7 @@ func TestOneNameTwoTypes(t *testing.T) {
 	})
 }
 
-// A name is in use until the last Loader of it is closed.
+// A name is in use until the last Loader with that name is closed.
 func TestNameIsInUse(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		cfg := refill.Config{TTL: time.Minute, Shared: memory.New()}
@@ -164,7 +165,7 @@ func TestNameIsInUse(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = n.Close()
-		// A store that cannot be compared never equals another one.
+		// Go cannot compare values of this Store type. So this store never equals another store, and New accepts the name.
 		cfg.Shared = struct {
 			driver.Store
 			_ []int
@@ -178,7 +179,7 @@ type byValue struct {
 	labels any
 }
 
-// A Store may be a struct that cannot be compared.
+// Go cannot compare some struct types with ==. New must not panic if Config.Shared is such a struct.
 func TestStoreThatCannotBeCompared(t *testing.T) {
 	defer func() {
 		if p := recover(); p != nil {

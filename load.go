@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
-	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -14,14 +12,19 @@ import (
 )
 
 // This file runs the load function: step 4 of doc.go. It handles slots, time-outs, panics and the renewal of the lease.
-// It does not know what happens to the value.
+// The callers of runLoad decide what happens to the value.
 
 var (
 	errGoexit      = errors.New("refill: the load function ended its goroutine")
 	errLoadTimeout = errors.New("refill: longer than LoadTimeout")
+	errOutlived    = errors.New("refill: a load of this key has outlived LoadTimeout and still runs")
+	errNoSlot      = errors.New("refill: no load slot is free")
 )
 
-// loaded is what a load function returned, or how the function ended.
+// noSlotPause is how long a refresh waits for its next try after it has found no load slot.
+const noSlotPause = 50 * time.Millisecond
+
+// loaded is what a load function returned, or how the function ended without returning.
 type loaded[V any] struct {
 	value    V
 	err      error
@@ -30,10 +33,19 @@ type loaded[V any] struct {
 	took     time.Duration
 }
 
-// failed reports whether there is neither a value nor an absence.
+// failed reports whether the load gave neither a value nor an absence.
 func (v *loaded[V]) failed() bool { return v.err != nil && !errors.Is(v.err, ErrNotFound) }
 
-// tryLoadSlot returns a slot among MaxLoads, or nil if all are taken.
+// keep is how long the store keeps the value after the end of its life, see Fill.SetKeep.
+func (v *loaded[V]) keep() time.Duration {
+	if v.err != nil { // Previous does not return an absence
+		return 0
+	}
+	return v.terms.keep
+}
+
+// tryLoadSlot takes one of MaxLoads load slots, and returns the function that gives the slot back. It returns nil if
+// all slots are taken.
 func (l *Loader[V]) tryLoadSlot() (free func()) {
 	if l.loadSlots == nil {
 		return func() {}
@@ -46,9 +58,15 @@ func (l *Loader[V]) tryLoadSlot() (free func()) {
 	}
 }
 
+// noLoadSlot reports whether all load slots are taken. A refresh that no caller waits for then needs no goroutine.
+func (l *Loader[V]) noLoadSlot() bool {
+	return l.loadSlots != nil && len(l.loadSlots) == cap(l.loadSlots)
+}
+
 // loadSlot waits for a slot among MaxLoads, for an announcement in inbox, or for giveUp. It returns exactly one of the
-// three. The announcement matters because the load of another node may make this load needless. If another load waits
-// for this refill, the refill does not queue for a slot: the waiting load may hold the last slot itself.
+// three results. The announcement may make the load needless, because another node has loaded. A refresh that no caller
+// waits for does not queue: the result is errNoSlot. If another load waits for this refill, loadSlot does not queue
+// either, but grants the load, because the other load may hold the last slot.
 func (r *refill[V]) loadSlot(
 	inbox <-chan driver.Announcement, giveUp <-chan time.Time,
 ) (free func(), announced *driver.Announcement, err error) {
@@ -58,25 +76,38 @@ func (r *refill[V]) loadSlot(
 	if free := r.tryLoadSlot(); free != nil {
 		return free, nil, nil
 	}
-	select {
-	case r.loadSlots <- struct{}{}:
-		return func() { <-r.loadSlots }, nil, nil
-	case <-r.flight.Urgent():
-		return func() {}, nil, nil
-	case a := <-inbox:
-		return nil, &a, nil
-	case <-giveUp:
-		return nil, nil, ErrOverloaded
-	case <-r.flight.Context().Done():
-		return nil, nil, context.Cause(r.flight.Context())
+	for {
+		if r.flight.Unawaited() {
+			return nil, nil, errNoSlot
+		}
+		select {
+		case r.loadSlots <- struct{}{}:
+			return func() { <-r.loadSlots }, nil, nil
+		case <-r.flight.Eased():
+			continue
+		case <-r.flight.Urgent():
+			return func() {}, nil, nil
+		case a := <-inbox:
+			return nil, &a, nil
+		case <-r.loads.Stuck():
+			return nil, nil, ErrOverloaded
+		case <-giveUp:
+			return nil, nil, ErrOverloaded
+		case <-r.flight.Context().Done():
+			return nil, nil, context.Cause(r.flight.Context())
+		}
 	}
 }
 
-// runLoad calls the load function on a goroutine of its own. So a panic, or a function that ignores its ctx, harms only
-// this refill. runLoad owns free, and frees the slot when the function has returned. lease is nil for a load without a
-// lease.
+// runLoad calls the load function on a goroutine of its own. So a panic of the function, or a function that ignores its
+// ctx, harms only this refill. runLoad owns free, and frees the slot when the function has returned, or has outlived
+// LoadTimeout. lease is nil for a load without a lease.
 func (r *refill[V]) runLoad(free func(), lease *lease) loaded[V] {
-	fill := &Fill{loader: r.Loader, key: r.key, given: r.given, outer: outerFill(r.flight.Context())}
+	r.flight.MarkLate()
+	fill := &Fill{loader: r.Loader, key: r.key, given: r.given}
+	if !r.flight.Unawaited() { // otherwise no outer load waits for this load
+		fill.outer = outerFill(r.flight.Context())
+	}
 	if old := r.fallback; old != nil && old.Data.err == nil {
 		fill.previous = old.Data.value
 		fill.previousExtra = old.Data.extra
@@ -86,17 +117,20 @@ func (r *refill[V]) runLoad(free func(), lease *lease) loaded[V] {
 	defer cancel()
 	done := make(chan loaded[V], 1)
 	began := time.Now()
-	r.loads.begin(fill)
+	call := r.loads.Begin(free, r.key)
 	go func() {
-		defer r.loads.end(fill)
-		defer free()
+		defer r.loads.End(call)
 		protect(func() loaded[V] { return r.callLoad(ctx) }, func(v loaded[V]) { done <- v })
 	}()
 	v := awaitLoad(ctx, done, lease)
+	if ctx.Err() != nil && r.loadKey != nil { // a bulk load watches its own call
+		r.loads.Outlive(call, began.Add(r.cfg.LoadTimeout))
+	}
 	if v.failed() && errors.Is(context.Cause(ctx), errLoadTimeout) {
 		v.err = errLoadTimeout
 	}
 	v.terms, v.took = fill.seal(), time.Since(began)
+	r.failing.note(r.key, v.failed(), v.took)
 	kind := EventLoaded
 	switch {
 	case v.failed():
@@ -116,19 +150,18 @@ func (r *refill[V]) callLoad(ctx context.Context) loaded[V] {
 	return loaded[V]{value: value, err: err}
 }
 
-// awaitLoad waits for the end of a load or of its ctx. Meanwhile it starts the renewal of the lease when the renewal is
-// due.
+// awaitLoad waits until the load has ended or ctx ends. When the first renewal of the lease is due, awaitLoad starts
+// lease.keep.
 func awaitLoad[V any](ctx context.Context, done <-chan loaded[V], lease *lease) loaded[V] {
 	for {
 		select {
 		case v := <-done:
 			return v
 		case <-lease.renewal():
-			lease.renewed = true
-			go lease.keep()
+			lease.startRenewal()
 		case <-ctx.Done():
 			select {
-			case v := <-done: // the load and ctx ended at once: a value is worth more than an error
+			case v := <-done: // the load and ctx ended at the same time: prefer the result of the load
 				return v
 			default:
 				return loaded[V]{err: context.Cause(ctx)}
@@ -163,77 +196,17 @@ func (e *panicError) Unwrap() error {
 	return err
 }
 
-// runningLoads are the load functions that have not returned. Close waits for them, and names their keys.
-type runningLoads struct {
-	mu    sync.Mutex
-	fills map[*Fill]struct{}
-	idle  chan struct{} // made by wait, closed when no load function runs
-}
-
-func (r *runningLoads) begin(f *Fill) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.fills == nil {
-		r.fills = make(map[*Fill]struct{})
-	}
-	r.fills[f] = struct{}{}
-}
-
-func (r *runningLoads) end(f *Fill) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if delete(r.fills, f); len(r.fills) == 0 && r.idle != nil {
-		close(r.idle)
-		r.idle = nil
-	}
-}
-
-// wait waits for the end of all flights and load functions. It returns true when flightsDone is closed and no load
-// function runs, and false at timeout. No load begins after flightsDone is closed.
-func (r *runningLoads) wait(flightsDone <-chan struct{}, timeout <-chan time.Time) bool {
-	select {
-	case <-flightsDone:
-	case <-timeout:
-		return false
-	}
-	r.mu.Lock()
-	if len(r.fills) == 0 {
-		r.mu.Unlock()
-		return true
-	}
-	idle := make(chan struct{})
-	r.idle = idle
-	r.mu.Unlock()
-	select {
-	case <-idle:
-		return true
-	case <-timeout:
-		return false
-	}
-}
-
-// keys are the keys whose load function runs.
-func (r *runningLoads) keys() (keys []string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for f := range r.fills {
-		keys = append(keys, f.key)
-	}
-	slices.Sort(keys)
-	return keys
-}
-
-// missRate is the recent share of misses: first reads of the store, by a refill, that found nothing.
-type missRate struct{ average atomic.Int32 } // of 1<<20, over some 32 reads
+// missRate is the recent share of misses. A miss is a refill whose first call of the store found no record.
+type missRate struct{ average atomic.Int32 } // 1<<20 = all were misses; the average of about the last 32 refills
 
 func (m *missRate) note(miss bool) {
 	now, was := int32(0), m.average.Load()
 	if miss {
 		now = 1 << 20
 	}
-	m.average.Store(was + (now-was)/32) // a concurrent note may be lost: this is an estimate
+	m.average.Store(was + (now-was)/32) // a concurrent note may be lost, because an estimate is enough
 }
 
-// high reports whether Acquire at once is cheaper than a read first. An Acquire script that finds a value costs as much
-// as 1.6 reads. A read that finds nothing costs one read and saves none.
+// high reports whether Acquire at once is cheaper than a read first. An Acquire that finds a record costs as much as
+// 1.6 reads. A read that finds no record is wasted, because Acquire has to follow.
 func (m *missRate) high() bool { return m.average.Load() > 1<<19 }

@@ -17,7 +17,8 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file tests how a load runs: its load slot, its time-out and its panics. It also tests store slots.
+// This file tests how a load runs: its load slot, its time-out and its panics. It also tests store slots, which limit
+// how many calls of the store a Loader makes at once.
 
 func TestPanicAndGoexitAreErrors(t *testing.T) {
 	cause := errors.New("cause")
@@ -30,7 +31,7 @@ func TestPanicAndGoexitAreErrors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				shared := memory.New()
-				a := node(t, load, refill.Config{Shared: shared})
+				a, a2 := node(t, load, refill.Config{Shared: shared}), node(t, load, refill.Config{Shared: shared})
 				b := node(t, func(context.Context, string) (string, error) {
 					return "fine", nil
 				}, refill.Config{Shared: shared})
@@ -42,7 +43,8 @@ func TestPanicAndGoexitAreErrors(t *testing.T) {
 				if name == "panic error" && !errors.Is(err, cause) {
 					t.Errorf("got %v, want an error that wraps the one of the panic", err)
 				}
-				_, err = b.Get(t.Context(), "k") // the back-off, from another node
+				_, _ = a2.Get(t.Context(), "k")
+				_, err = b.Get(t.Context(), "k") // b finds the back-off of a and a2 in the store
 				if !errors.As(err, &le) || !le.Panic || strings.Contains(err.Error(), "\n") {
 					t.Errorf("on another node: got %v, want a LoadError of one line with Panic set", err)
 				}
@@ -54,8 +56,9 @@ func TestPanicAndGoexitAreErrors(t *testing.T) {
 	}
 }
 
-// A load function ignores its ctx. Its callers get an error at LoadTimeout. The load keeps its load slot until the load
-// function returns.
+// A load function ignores its ctx and runs past LoadTimeout. At LoadTimeout, its callers must get an error, and its
+// load slot must be free for other keys. Another node must load the key at once. The first node must not load the key
+// again until the load function has returned.
 func TestLoadTimeout(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		release := make(chan struct{})
@@ -82,19 +85,25 @@ func TestLoadTimeout(t *testing.T) {
 			_, err := l.Get(t.Context(), "k")
 			timedOut("the loading node", err)
 		})
-		synctest.Wait() // l loads
-		_, err := other.Get(t.Context(), "k")
-		timedOut("the waiting node", err)
-		wg.Wait()
-		time.Sleep(1001 * ms)
-		get(t, other, "k") // the back-off is over
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		if _, err := l.Get(ctx, "new"); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("got %v, want the ctx's error: the only load slot is in use", err)
+		synctest.Wait() // until the load on l has begun
+		if get(t, other, "k"); time.Since(began) != 2*time.Second {
+			t.Errorf("the waiting node loaded after %v, want 2 s", time.Since(began))
 		}
-		close(release)
+		wg.Wait()
 		get(t, l, "new")
+		get(t, l, "k") // the value of the other node
+		if err := other.Invalidate(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(1001 * ms) // the back-off is over
+		_, err := l.Get(t.Context(), "k")
+		if began = time.Now().Add(-2 * time.Second); runs.Load() != 2 {
+			t.Errorf("got %d loads of the key, want 2: the first one still runs", runs.Load())
+		}
+		timedOut("while the load still runs", err)
+		close(release)
+		synctest.Wait()
+		get(t, l, "k")
 	})
 }
 
@@ -105,7 +114,7 @@ func TestMaxLoads(t *testing.T) {
 		l := node(t, d.load, refill.Config{TTL: time.Minute, Shared: s, MaxLoads: 4})
 		var wg sync.WaitGroup
 		for i := range 20 {
-			wg.Go(func() { get(t, l, fmt.Sprint(i)) }) // the store answers: loads queue
+			wg.Go(func() { get(t, l, fmt.Sprint(i)) }) // the store answers, so the loads wait for a load slot
 		}
 		wg.Wait()
 		if d.most.Load() != 4 || d.loads.Load() != 20 {
@@ -134,8 +143,9 @@ func TestMaxLoads(t *testing.T) {
 	})
 }
 
-// MaxLoads is 1. The outer load has the load slot. A Get of an uncacheable key queues for the slot. Then the outer load
-// gets that key. The load of the uncacheable key must no longer queue, because the outer load waits for it.
+// MaxLoads is 1, and the load of key outer has the load slot. A Get of an uncacheable key waits for the slot. Then the
+// load of outer gets the uncacheable key. The load of the uncacheable key must now run without a slot, because
+// otherwise the two loads would wait for each other.
 func TestNestedLoadOfAnUncacheableKey(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var l *refill.Loader[string]
@@ -147,7 +157,7 @@ func TestNestedLoadOfAnUncacheableKey(t *testing.T) {
 			refill.FillFrom(ctx).NoStore()
 			return key, nil
 		}, refill.Config{TTL: time.Minute, MaxLoads: 1})
-		get(t, l, "uncacheable") // leaves the no-store record
+		get(t, l, "uncacheable") // leaves a no-store record in the store
 		began := time.Now()
 		defer behind(t, l, "outer")()
 		time.Sleep(50 * ms)
@@ -158,7 +168,7 @@ func TestNestedLoadOfAnUncacheableKey(t *testing.T) {
 	})
 }
 
-// pooled is a store behind a pool of connections. A call waits until a connection is free or its ctx ends.
+// pooled is a store behind a pool of connections. A call waits until a connection is free, or until its ctx ends.
 type pooled struct {
 	driver.Store
 	conns chan struct{}
@@ -190,8 +200,9 @@ func (s *pooled) Acquire(ctx context.Context, b driver.AcquireRequest) (driver.A
 	return s.Store.Acquire(ctx, b)
 }
 
-// A queue for connections is no outage. A thousand Gets of cold keys arrive at once, and the pool has as many
-// connections as go-redis has by default. The Gets are answered one after the other, and the breaker stays closed.
+// A thousand Gets of cold keys arrive at once, and the pool has as many connections as go-redis has by default. The
+// Gets wait for connections. The Loader must not count this wait as an outage of the store, and the breaker must stay
+// closed.
 func TestAQueueForConnectionsIsNoOutage(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var outages atomic.Int64
@@ -222,7 +233,7 @@ func TestAQueueForConnectionsIsNoOutage(t *testing.T) {
 	})
 }
 
-// A caller that waits for a store slot leaves when its ctx ends.
+// Other Gets hold all store slots. A Get that waits for a store slot must return when its ctx ends.
 func TestACallerLeavesTheQueueForTheStore(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		slots := 30 * runtime.GOMAXPROCS(0)

@@ -4,68 +4,83 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/refill-go/refill/driver"
 	"github.com/refill-go/refill/internal/breaker"
+	"github.com/refill-go/refill/internal/coalesce"
 	"github.com/refill-go/refill/internal/flight"
 	"github.com/refill-go/refill/internal/l1"
 	"github.com/refill-go/refill/internal/retry"
+	"github.com/refill-go/refill/internal/running"
 )
 
-// This file is the Loader, from New to Close. Get is in get.go.
+// This file holds the Loader, from New to Close. Get is in get.go.
 
-// Loader answers Gets of one kind of value: from memory, from the shared store, or by one load for the whole fleet.
-// Make one per kind of value at start-up, share it between goroutines, and Close it at the end. Values are shared
-// between callers: treat them as read-only.
+// Loader is a cache for one kind of value. It answers a Get from memory, from the shared store, or by one load for the
+// whole fleet. Make one Loader per kind of value at start-up, share the Loader between goroutines, and Close it at the
+// end. Callers share the values that they get: treat values as read-only.
 type Loader[V any] struct {
 	name  string
 	node  *node
-	cfg   Config // with defaults
+	cfg   Config // after withDefaults
+	spans spans  // of a value whose load sets nothing
 	store *breaker.Breaker
 	load  loadFunc[V] // nil if there is no load function, or only a bulk load function
 	bulk  func(ctx context.Context, keys []string) (map[string]V, error)
 	codec Codec
-	kind  string // codec and type, as the records of this Loader say
+	kind  string // names codec and type; part of every record of this Loader
 
 	l1      *l1.Cache[content[V]]
 	flights *flight.Group[answer[V], driver.Announcement]
 	batcher batcher[V]
 
-	loads      runningLoads
-	loadSlots  chan struct{} // one per running load; nil = no limit
-	storeSlots chan struct{} // one per call of the store by a flight
+	loads      *running.Loads
+	loadSlots  chan struct{} // holds one element per running load; nil = no limit
+	storeSlots chan struct{} // holds one element per store call of a flight
+	endSlots   chan struct{} // holds one element per store call that ends a fill
 	missRate   missRate
+	lotSize    atomic.Int32 // how many keys a GetMany reads in one exchange with the store
 
-	tagReads   coalescer[tagStates]
-	tagEnsures coalescer[struct{}]
-	ensured    ensuredTags
+	tagReads   *coalesce.Calls[string, tagStates]
+	tagEnsures *coalesce.Calls[tagUse, struct{}]
 
-	backoffs backoffs                           // loads that failed a moment ago
+	renewals   *coalesce.Calls[driver.Lease, map[string]bool]
+	shared     context.Context // of these three
+	stopShared context.CancelFunc
+
+	claims   claims
+	failing  failing
+	backoffs backoffs                           // recent failed loads
 	retries  *retry.Queue[target, invalidation] // invalidations that the store has not confirmed
-	releases sync.WaitGroup                     // leases that flights give back after they have ended
+	releases sync.WaitGroup                     // calls that give leases back, see refill.giveBack
+
+	badRecordLine, gaveUpLine pacer // of the log
 
 	leaveName   func()
 	unsubscribe func()
 	closing     sync.Once
-	closeErr    error // written within closing
+	closeErr    error // written by closing.Do
 }
 
 type loadFunc[V any] func(ctx context.Context, key string) (V, error)
 
-// New returns a Loader that gets its values from load. The name keeps the keys of this Loader apart from those of other
-// Loaders in the same store. A name has letters, digits, '.', '_' and '-'. Two Loaders with one name must have the same
-// V and mean the same data. When the meaning of the data changes, change the name, for instance to "product.v2". Then
-// two releases can share one store. Within one process, one name with two types is an error. Between processes, one
-// name with two types is an [EventBadRecord].
+// New returns a Loader that gets its values from load. The name keeps the keys of this Loader apart from the keys of
+// other Loaders in the same store. A name has at most 64 letters, digits, '.', '_' and '-'. Two Loaders with one name
+// share their values, so they must have the same V and mean the same data. When the meaning of the data changes, change
+// the name, for instance to "product.v2". Then the old and the new release can share one store. If two Loaders of one
+// process have one name but different types, the second New returns an error. In different processes, each of the two
+// Loaders reads the values of the other Loader as misses, and reports [EventBadRecord].
 //
-// load runs on a goroutine of its own. Its ctx has the values of the first caller's ctx (tenant, trace, …). No single
-// caller cancels that ctx: it ends when the last caller has left or at Config.LoadTimeout. The key must hold all that
-// the result depends on. If there is nothing under the key, load returns an error that wraps [ErrNotFound]. load may
-// use [FillFrom]. load may be nil if only GetWith is used.
+// load runs on a goroutine of its own. The ctx of load has the values of the first caller's ctx (tenant, trace, …).
+// This ctx ends when the last caller has left, or at Config.LoadTimeout. A caller that leaves earlier does not cancel
+// it. The key must hold all that the result depends on. If there is nothing under the key, load returns an error that
+// wraps [ErrNotFound]. load may use [FillFrom]. load may be nil if only GetWith is used.
 //
 // New makes no call to the store, so New works while the store is down. An error of New wraps [ErrInvalid] and names
 // the argument or setting.
@@ -79,17 +94,21 @@ func newLoader[V any](
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
+	follows := cfg.StaleIfError == 0
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, err
 	}
 	l := &Loader[V]{name: name, node: newNode(), cfg: cfg, load: load, bulk: bulk}
+	l.spans = spans{ttl: cfg.TTL, staleFor: cfg.StaleFor, staleIfError: cfg.StaleIfError, follows: follows}
 	l.store = breaker.New(cfg.Shared, cfg.StoreTimeout,
 		func(err error) { l.emit(Event{Kind: EventBreakerOpen, Err: err}) },
 		func() { l.emit(Event{Kind: EventBreakerClosed}) })
-	l.tagReads.call, l.tagEnsures.call = l.readTags, l.ensureTags
+	l.tagReads, l.tagEnsures = coalesce.New(l.readTags), coalesce.New(l.ensureTags)
+	l.renewals = coalesce.New(l.renew)
+	l.shared, l.stopShared = context.WithCancel(context.Background())
 	l.codec, l.kind = codecFor[V](cfg.Codec)
-	if l.leaveName, err = names.enter(cfg.Shared, name, l.kind); err != nil {
+	if l.leaveName, err = names.enter(cfg.Shared, name, l.kind, reflect.TypeFor[V]()); err != nil {
 		return nil, err
 	}
 	l.l1, err = l1.New[content[V]](l1.Config{
@@ -103,7 +122,10 @@ func newLoader[V any](
 	if cfg.MaxLoads < maxSlots {
 		l.loadSlots = make(chan struct{}, cfg.MaxLoads)
 	}
+	l.loads = running.New(cfg.MaxLoads)
+	l.lotSize.Store(firstLot)
 	l.storeSlots = make(chan struct{}, storeSlotsPerCPU*runtime.GOMAXPROCS(0))
+	l.endSlots = make(chan struct{}, storeSlotsPerCPU*runtime.GOMAXPROCS(0))
 	l.retries = retry.New(l.retryInvalidate, l.retried, invalidation.merge)
 	l.unsubscribe = l.store.Subscribe(name, l.onAnnouncement)
 	for _, warning := range cfg.warnings() {
@@ -112,21 +134,22 @@ func newLoader[V any](
 	return l, nil
 }
 
-// storeSlotsPerCPU bounds the calls of the store that flights make at once. go-redis has 10 connections per CPU by
-// default. Here the bound is 30 calls per CPU. A user who sets more connections can use them. If three calls share one
-// connection, each call still gets it well within StoreTimeout.
+// storeSlotsPerCPU bounds the store calls that the flights of a Loader make at once, per CPU. go-redis has 10
+// connections per CPU by default. With the bound of 30, a user who configures more connections can use them. With 10
+// connections, three calls share one connection, and each call still gets its turn well within StoreTimeout.
 const storeSlotsPerCPU = 30
 
-// maxSlots is so many loads that counting them would bound nothing. A MaxLoads of maxSlots or more means no limit.
+// maxSlots is the smallest MaxLoads that means no limit. No process runs that many loads at once.
 const maxSlots = 1 << 20
 
-// Refresh loads the keys now, whatever is cached, and returns when all loads are done. It returns the errors of the
-// keys that failed, joined. It ends a back-off. If another node is loading a key already, Refresh waits for that load
-// instead. To see a write that was just made, use Expire or Invalidate. Refresh handles 1,024 keys at a time, with one
-// call of a bulk load function for them. Each key is an event.
+// Refresh loads the keys now, even if fresh values are cached, and returns when all loads are done. The error joins the
+// errors of all keys that failed. An absence is no error. Refresh ends a back-off. If another node is loading a key
+// already, Refresh waits for that load instead. That load may have begun before a recent write, so use Expire or
+// Invalidate to make a write visible. Refresh handles 1,024 keys at a time, with one call of the bulk load function if
+// there is one. Each key is reported as one EventGet.
 func (l *Loader[V]) Refresh(ctx context.Context, keys ...string) error {
 	var errs []error
-	l.each(ctx, keys, flight.Refresh, func(_ string, _ Result[V], err error) {
+	l.each(ctx, keys, GetOptions[V]{Refresh: true}, func(_ string, _ Result[V], err error) {
 		if err != nil && !errors.Is(err, ErrNotFound) {
 			errs = append(errs, err)
 		}
@@ -134,8 +157,9 @@ func (l *Loader[V]) Refresh(ctx context.Context, keys ...string) error {
 	return errors.Join(errs...)
 }
 
-// Peek returns the value that is cached, fresh or stale, without loading it or changing anything. It returns false if
-// there is no value, for a cached absence, and if the store does not answer.
+// Peek returns the cached value, fresh or stale. Peek does not load and changes nothing. It returns false if no such
+// value is cached, if an absence is cached, or if L1 has no such value and the store does not answer. If an absence is
+// cached, Result.Absent is true.
 func (l *Loader[V]) Peek(ctx context.Context, key string) (Result[V], bool) {
 	key, err := l.storeKey(key)
 	if err != nil {
@@ -145,7 +169,7 @@ func (l *Loader[V]) Peek(ctx context.Context, key string) (Result[V], bool) {
 	if e == nil || !l.l1.Valid(e) || inL1(e, l.now()) > stale {
 		e, o = l.peekStore(ctx, key), OutcomeShared
 	}
-	if e == nil || e.Data.noStore || e.Data.err != nil {
+	if e == nil || e.Data.noStore {
 		return Result[V]{}, false
 	}
 	now := l.now()
@@ -156,11 +180,11 @@ func (l *Loader[V]) Peek(ctx context.Context, key string) (Result[V], bool) {
 	default:
 		return Result[V]{}, false
 	}
-	return resultOf(e, o, now), true
+	return resultOf(e, o, now), e.Data.err == nil
 }
 
-// peekStore reads the store. The breaker does not count this read, because the deadline of the read may be the
-// caller's.
+// peekStore reads the store without the circuit breaker. The breaker must not count a failure of this read, because the
+// cause may be a short deadline of the caller.
 func (l *Loader[V]) peekStore(ctx context.Context, key string) *entry[V] {
 	if l.store.Open() {
 		return nil
@@ -182,29 +206,42 @@ func (l *Loader[V]) peekStore(ctx context.Context, key string) *entry[V] {
 	return e
 }
 
-// Close ends the Loader: every later call returns ErrClosed. Close cancels background refreshes. It lets loads finish
-// that callers wait for, for Config.LoadTimeout at most. Then it cancels those loads, and its error names the keys
-// whose load function still runs. Close leaves the shared store open. Further calls of Close return the same error.
+// Close ends the Loader. Every later call returns ErrClosed. Close cancels background refreshes. Loads that callers
+// wait for may go on for Config.LoadTimeout at most. Then Close cancels these loads, and the error of Close names the
+// keys whose load function still runs. Close leaves the shared store open. Further calls of Close return the same
+// error. A Close that Config.OnEvent or Config.Logger calls would wait for itself, so it does nothing and returns an
+// error that wraps [ErrInvalid].
 func (l *Loader[V]) Close() error {
+	if inOnEvent() {
+		return invalid("Close", "called from OnEvent, for which Close waits; call Close on another goroutine")
+	}
 	l.closing.Do(func() {
 		l.flights.Close()
 		l.l1.Shut()
 		timer := time.NewTimer(l.cfg.LoadTimeout)
 		defer timer.Stop()
-		if !l.loads.wait(l.flights.Done(), timer.C) {
-			keys := l.loads.keys()
+		if !l.loads.Wait(l.flights.Done(), timer.C) {
+			keys := l.loads.Keys()
 			l.flights.Abort()
-			<-l.flights.Done() // a flight has a StoreTimeout left to give its lease back
+			<-l.flights.Done() // a cancelled flight still gives its lease back, within StoreTimeout
 			if len(keys) > 0 {
 				l.closeErr = fmt.Errorf("refill: Close: %s: still loading after %v: %s",
 					l.name, l.cfg.LoadTimeout, strings.Join(keys, ", "))
 			}
 		}
 		l.releases.Wait()
+		l.stopShared()
+		l.tagReads.Wait()
+		l.tagEnsures.Wait()
+		l.renewals.Wait()
 		l.store.Close()
+		if l.store.Open() { // the log of another Loader may say so again
+			l.store.Reset(l.topic("open"))
+		}
 		l.retries.Close()
 		l.unsubscribe()
 		l.leaveName()
+		nested.leave(l)
 		l.l1.Close()
 	})
 	return l.closeErr

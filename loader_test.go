@@ -13,8 +13,8 @@ import (
 	"github.com/refill-go/refill/backend/memory"
 )
 
-// This file tests the methods of a Loader one by one: the input that they refuse, the results that they report, and how
-// Close ends them. Get is tested in get_test.go, Invalidate and Expire in invalidate_test.go, GetMany in bulk_test.go.
+// This file tests the methods of a Loader: invalid input, outcomes, Refresh, Peek, nested Gets and Close. Other files
+// test Get (get_test.go), Invalidate and Expire (invalidate_test.go) and GetMany (bulk_test.go).
 
 func TestBadInput(t *testing.T) {
 	load := func(context.Context, string) (string, error) { return "v", nil }
@@ -61,7 +61,7 @@ func TestBadInput(t *testing.T) {
 		if err := l.Close(); err != nil {
 			t.Error(err)
 		}
-		_, e1 := l.GetWith(ctx, "k", load) // L1 holds it
+		_, e1 := l.GetWith(ctx, "k", load) // L1 has the value
 		_, e2 := l.Get(ctx, "k")
 		_, e3 := l.GetResult(ctx, "k")
 		_, ok := l.Peek(ctx, "k")
@@ -134,7 +134,7 @@ func TestRefresh(t *testing.T) {
 		}
 		d.version.Store(1)
 		var wg sync.WaitGroup
-		for _, l := range nodes { // two Refreshes at once share one load
+		for _, l := range nodes { // two Refreshes at the same time share one load
 			wg.Go(func() {
 				if err := l.Refresh(t.Context(), "k"); err != nil {
 					t.Error(err)
@@ -161,7 +161,7 @@ func TestRefresh(t *testing.T) {
 			t.Errorf("Refresh within the back-off: got %v, want no error", err)
 		}
 		synctest.Wait()
-		for i, l := range nodes { // the announcement carried the value
+		for i, l := range nodes { // both nodes have the value, because the announcement carried the value
 			if v := get(t, l, "k"); v != "k v2" {
 				t.Errorf("node %d: got %q, want \"k v2\"", i, v)
 			}
@@ -169,7 +169,7 @@ func TestRefresh(t *testing.T) {
 	})
 }
 
-// A Get that joins a Refresh is served the error-only value if the load of the Refresh fails.
+// A Get joins the flight of a Refresh. If the load of the Refresh fails, the Get is served the error-only value.
 func TestGetDuringARefresh(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -207,7 +207,7 @@ func TestGetDuringARefreshWithoutL1(t *testing.T) {
 	})
 }
 
-// Peek ends with its ctx, even if the store does not answer with the tag states of the value.
+// Peek returns when its ctx ends, even if the store does not answer the read of the tag states.
 func TestPeekObeysItsContext(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -225,7 +225,7 @@ func TestPeekObeysItsContext(t *testing.T) {
 	})
 }
 
-// A load can Get other keys. A Get that would wait for its own load fails at once.
+// A load can Get other keys. A Get inside a load returns ErrInvalid at once if the Get would wait for that same load.
 func TestNestedGets(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var l *refill.Loader[string]
@@ -252,8 +252,8 @@ func TestNestedGets(t *testing.T) {
 				t.Errorf("Get(%q): got %v after %v, want ErrInvalid at once", key, err, time.Since(began))
 			}
 		}
-		// The load of outer has the only load slot. The load of inner needs no slot of its own, even if another caller
-		// has queued for a slot to load inner.
+		// The load of outer has the only load slot and gets inner. The load of inner needs no slot, even if another
+		// caller already waits for a slot to load inner.
 		var wg sync.WaitGroup
 		began := time.Now()
 		wg.Go(func() {
@@ -317,7 +317,7 @@ func TestClose(t *testing.T) {
 			go func() { _, _ = l.Get(t.Context(), "first") }()
 			time.Sleep(100 * ms)
 			d.slow(time.Hour)
-			go func() { _, _ = l.Get(t.Context(), "queued") }() // loads from 2 s on
+			go func() { _, _ = l.Get(t.Context(), "queued") }() // its load begins at 2 s, when the first load ends
 			synctest.Wait()
 			began := time.Now()
 			time.AfterFunc(2900*ms, func() { s.stuck.Store(true) })
@@ -328,7 +328,8 @@ func TestClose(t *testing.T) {
 	})
 }
 
-// Close cancels a refresh that has no waiters, however the refresh began.
+// Close must cancel a background refresh for which no caller waits. The cases differ in what has started the refresh: a
+// stale value or EarlyRefresh, from L1 or from the store.
 func TestCloseCancelsRefreshes(t *testing.T) {
 	for name, cfg := range map[string]refill.Config{
 		"stale, from L1":        {StaleFor: time.Minute},
@@ -358,7 +359,7 @@ func TestCloseCancelsRefreshes(t *testing.T) {
 	}
 }
 
-// Close lets a refresh finish if callers wait for it.
+// Close does not cancel a background refresh for which a caller waits.
 func TestCloseLetsARefreshFinish(t *testing.T) {
 	t.Run("within SoftTimeout", func(t *testing.T) {
 		closeDuringARefresh(t, refill.Config{StaleFor: time.Minute, SoftTimeout: 5 * time.Second})
@@ -392,5 +393,54 @@ func closeDuringARefresh(t *testing.T, cfg refill.Config) {
 			t.Error(err)
 		}
 		wg.Wait()
+	})
+}
+
+// A Loader has no load function. Get, GetResult and GetMany must return ErrInvalid even if GetWith has cached a fresh
+// value.
+func TestGetWithoutALoadFunction(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ctx := t.Context()
+		l := node(t, nil, refill.Config{TTL: time.Minute})
+		if v, err := l.GetWith(ctx, "k", says("v", 0)); err != nil || v != "v" {
+			t.Errorf("GetWith: got %q, %v; want \"v\"", v, err)
+		}
+		if v, err := l.Get(ctx, "k"); !errors.Is(err, refill.ErrInvalid) {
+			t.Errorf("Get: got %q, %v; want ErrInvalid", v, err)
+		}
+		if r, err := l.GetResult(ctx, "k"); !errors.Is(err, refill.ErrInvalid) {
+			t.Errorf("GetResult: got %+v, %v; want ErrInvalid", r, err)
+		}
+		if got, err := l.GetMany(ctx, []string{"k"}); !errors.Is(err, refill.ErrInvalid) || len(got) != 0 {
+			t.Errorf("GetMany: got %v, %v; want ErrInvalid", got, err)
+		}
+		if v, err := l.GetWith(ctx, "k", never(t)); err != nil || v != "v" {
+			t.Errorf("GetWith of a cached value: got %q, %v; want \"v\"", v, err)
+		}
+	})
+}
+
+// A load returns ErrNotFound. Peek must return Absent on the node that loaded and on another node, until NotFoundTTL is
+// over. GetResult must return Absent as well.
+func TestPeekOfAnAbsence(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		load := func(context.Context, string) (string, error) { return "", refill.ErrNotFound }
+		cfg := refill.Config{TTL: time.Minute, NotFoundTTL: 5 * time.Second, Jitter: -1, Shared: memory.New()}
+		nodes := []*refill.Loader[string]{node(t, load, cfg), node(t, load, cfg)}
+		peek := func(when string, want bool) {
+			t.Helper()
+			for i, l := range nodes {
+				if r, ok := l.Peek(t.Context(), "k"); ok || r.Absent != want {
+					t.Errorf("%s: node %d: got %+v, %v; want no value and Absent %v", when, i, r, ok, want)
+				}
+			}
+		}
+		peek("before the load", false)
+		if r, err := nodes[0].GetResult(t.Context(), "k"); !errors.Is(err, refill.ErrNotFound) || !r.Absent {
+			t.Errorf("GetResult: got %+v, %v; want ErrNotFound and Absent", r, err)
+		}
+		peek("after the load", true)
+		time.Sleep(5 * time.Second)
+		peek("after NotFoundTTL", false)
 	})
 }

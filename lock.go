@@ -11,31 +11,32 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file has the lease engine, and the locks for users. A lease ends in the store when its TTL is over. While the
-// holder lives, the engine renews the lease. It tells the holder when the lease may have ended, and it stops renewing
-// before the holder releases the lease. The refill lock of a Loader and the locks of a Locker both use the engine.
+// This file holds the lease engine, and the locks for users. A lease ends in the store when its TTL is over. While the
+// holder lives, the engine renews the lease. The engine also tells the holder when the lease may have ended. It stops
+// the renewals before the holder releases the lease. The refill lock of a Loader and the locks of a Locker both use the
+// engine.
 //
-// The lock is for efficiency. Correctness comes from the claim (for a refill) or from the fencing token (for a Lock),
-// because a holder that was frozen does not know that its lease has ended.
+// The lock is for efficiency. Correctness comes from the claim (for a refill) or from the fencing token (for a Lock).
+// The reason: a holder that was frozen does not know that its lease has ended.
 
-// lease is a lease that this process holds. Renewal starts lazily: the holder selects on renewal(), and runs keep when
-// renewal() fires. Most loads finish before the first renewal, and would otherwise pay for an idle goroutine.
+// lease is a lease that this process holds. The holder starts the renewals: it waits for renewal(), and then runs keep.
+// Most loads end before the first renewal is due. So most leases need no goroutine for renewals.
 type lease struct {
 	ttl     time.Duration
 	timeout time.Duration // of one renewal
 	renew   func(context.Context) (mine bool, err error)
 
-	until   atomic.Pointer[time.Time] // the lease is proven up to this moment; after newLease, only keep writes it
+	until   atomic.Pointer[time.Time] // confirmed end of the lease; after newLease, only keep changes until
 	due     *time.Timer               // for the first renewal
-	renewed bool                      // keep runs, or has run; only the holder uses it
+	renewed bool                      // the holder has started keep; only the holder uses this field
 	lost    chan struct{}             // closed by keep, once
 	ctx     context.Context           // of renewals
 	stop    context.CancelFunc        // ends keep, and a renewal in progress
 	stopped chan struct{}             // closed when keep has ended
 }
 
-// newLease returns a lease that was requested at asked. The TTL counts from asked, because the moment at which the
-// store granted the lease is unknown, but cannot be earlier.
+// newLease returns a lease that the store has granted. The request for the lease was sent at asked, and the TTL counts
+// from asked. The store granted the lease at an unknown moment after that, so the lease cannot end earlier.
 func newLease(asked time.Time, ttl, timeout time.Duration, renew func(context.Context) (bool, error)) *lease {
 	l := &lease{
 		ttl: ttl, timeout: timeout, renew: renew,
@@ -47,7 +48,8 @@ func newLease(asked time.Time, ttl, timeout time.Duration, renew func(context.Co
 	return l
 }
 
-// renewal returns a channel that is ready once, when keep has to run. A nil lease needs no renewal.
+// renewal returns a channel that is ready once, when the holder has to run keep. A nil lease needs no renewal, so its
+// channel is never ready.
 func (l *lease) renewal() <-chan time.Time {
 	if l == nil {
 		return nil
@@ -55,10 +57,10 @@ func (l *lease) renewal() <-chan time.Time {
 	return l.due.C
 }
 
-// keep renews the lease now, and then each third of its TTL. If a renewal fails, keep repeats it while the lease is
-// proven. Two events are final: the reply that this process no longer holds the lease, and the end of the proven time,
-// even if the store does not answer. The holder starts keep as a goroutine, not time.AfterFunc: hundreds of timers that
-// are due at once in a testing/synctest bubble crash the race detector of Go 1.26.
+// keep renews the lease now, and then each third of its TTL. If a renewal fails, keep repeats the renewal until the
+// moment in l.until. keep closes lost in two cases: the store replies that this process no longer has the lease, or the
+// moment in l.until has passed. The holder runs keep as a goroutine and does not use time.AfterFunc. The reason:
+// hundreds of timers that are due at once in a testing/synctest bubble crash the race detector of Go 1.26.
 func (l *lease) keep() {
 	defer close(l.stopped)
 	timer := time.NewTimer(renewEvery(l.ttl))
@@ -96,7 +98,20 @@ func (l *lease) renewOnce(ctx context.Context) (mine bool, err error) {
 	return mine, err
 }
 
-// isLost reports whether the lease may have ended before its holder was done.
+// keepFor starts the renewal now, if the lease is not certain to live for d.
+func (l *lease) keepFor(d time.Duration) {
+	if !l.renewed && time.Until(*l.until.Load()) < d {
+		l.startRenewal()
+	}
+}
+
+// startRenewal runs keep on a goroutine of its own. The holder calls it at most once.
+func (l *lease) startRenewal() {
+	l.renewed = true
+	go l.keep()
+}
+
+// isLost reports whether keep has found that the lease may have ended.
 func (l *lease) isLost() bool {
 	select {
 	case <-l.lost:
@@ -106,7 +121,8 @@ func (l *lease) isLost() bool {
 	}
 }
 
-// end stops the renewal. If keep has begun, end waits until keep has ended. So no renewal reaches the store afterwards.
+// end stops the renewals. If the holder has started keep, end waits until keep has returned. So no renewal reaches the
+// store after end.
 func (l *lease) end() {
 	l.due.Stop()
 	l.stop()
@@ -122,18 +138,18 @@ func earlier(a, b time.Time) time.Time {
 	return b
 }
 
-// LockConfig is how a Locker works.
+// LockConfig holds the settings of a Locker. A field that is zero gets its default. A negative value is an error.
 type LockConfig struct {
-	// TTL is how long a lock outlives a holder that died while it held the lock. The lock is renewed each third of TTL
-	// while it is held. Default 10 s, at least 200 ms.
+	// TTL is how long a lock stays taken after its holder has died. While a lock is held, the Locker renews the lock each
+	// third of TTL. Default 10 s, at least 200 ms.
 	TTL time.Duration
-	// StoreTimeout bounds every call of the lock service. Default 250 ms, and at most TTL/4.
+	// StoreTimeout bounds each call of the lock service. Default: 250 ms or TTL/4, whichever is shorter. At most TTL/4.
 	StoreTimeout time.Duration
 }
 
-// Locker hands out locks by key: at most one holder per key in the fleet, while holders obey the end of their leases. A
-// holder that was frozen past the end of its lease does not know that the lease ended. If such a holder could corrupt
-// data, let the resource check Lock.Fence.
+// Locker hands out locks by key. A key has at most one holder in the fleet, if each holder stops when its lease ends. A
+// holder that was frozen past the end of its lease does not know that the lease has ended. If such a holder could
+// corrupt data, let the resource check Lock.Fence.
 //
 // The lock is for efficiency. Correctness comes from the fence.
 type Locker struct {
@@ -144,8 +160,8 @@ type Locker struct {
 }
 
 // NewLocker returns a Locker over locks, for instance a goredis.Store. The name keeps the keys of this Locker apart
-// from those of other Lockers. A name has letters, digits, '.', '_' and '-'. An error of NewLocker wraps [ErrInvalid]
-// and names the argument.
+// from the keys of other Lockers. A name has at most 64 letters, digits, '.', '_' and '-'. An error of NewLocker wraps
+// [ErrInvalid] and names the argument.
 func NewLocker(name string, locks driver.Locks, cfg LockConfig) (*Locker, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
@@ -171,20 +187,22 @@ func NewLocker(name string, locks driver.Locks, cfg LockConfig) (*Locker, error)
 	return &Locker{name: name, node: newNode(), locks: locks, cfg: cfg}, nil
 }
 
-// TryLock takes the lock of key, or returns [ErrLocked] at once if another holder has the lock. Any other error means
-// that the store did not answer. In that case the lock may be taken without a holder, for TTL at most.
+// TryLock takes the lock of key. If another holder has the lock, TryLock returns [ErrLocked] at once. An empty key is
+// an error that wraps [ErrInvalid]. Any other error means that the lock service failed, or that ctx ended. After such
+// an error the lock may be taken without a holder, for TTL at most.
 func (l *Locker) TryLock(ctx context.Context, key string) (*Lock, error) {
 	lock, _, err := l.try(ctx, key)
 	return lock, err
 }
 
-// Lock takes the lock of key. If another holder has the lock, Lock waits until ctx ends. Then the error is both
-// [ErrLocked] and the error of ctx. A release wakes all waiters. Which waiter gets the lock next is not defined.
+// Lock takes the lock of key. If another holder has the lock, Lock waits until it gets the lock or ctx ends. If ctx
+// ends first, the error wraps both [ErrLocked] and the error of ctx. A release wakes all waiters. Which waiter gets the
+// lock next is not defined.
 func (l *Locker) Lock(ctx context.Context, key string) (*Lock, error) {
 	if key == "" {
 		return nil, invalid("key", "empty")
 	}
-	// Watch before the first try: a release between a failed try and a later Watch would wake no waiter.
+	// Watch before the first try: a release between a failed try and a later Watch would not wake this caller.
 	wake, stop := l.locks.Watch(l.name + ":" + key)
 	defer stop()
 	for waited := false; ; waited = true {
@@ -217,7 +235,7 @@ func (l *Locker) try(ctx context.Context, key string) (*Lock, time.Duration, err
 	s, err := l.locks.TryLock(callCtx, full, token, l.cfg.TTL)
 	cancel()
 	if err != nil {
-		go l.takeBack(full, token, asked.Add(l.cfg.TTL)) // the store may have taken the lock nevertheless
+		go l.takeBack(full, token, asked.Add(l.cfg.TTL)) // the service may have taken the lock, and the reply was lost
 		return nil, 0, fmt.Errorf("refill: lock %q: %w", key, err)
 	}
 	if !s.Won {
@@ -226,7 +244,8 @@ func (l *Locker) try(ctx context.Context, key string) (*Lock, time.Duration, err
 	return l.newLock(full, token, s.Fence, asked), 0, nil
 }
 
-// takeBack frees a lock without a holder as soon as the store answers. After end, the lock has ended by itself.
+// takeBack frees a lock that the service may have taken for a TryLock that failed. It tries until the service answers,
+// or until end, when the lock has ended by itself.
 func (l *Locker) takeBack(key, token string, end time.Time) {
 	for time.Now().Before(end) {
 		if _, err := l.unlock(key, token); err == nil {
@@ -252,18 +271,18 @@ func (l *Locker) newLock(key, token string, fence uint64, asked time.Time) *Lock
 	return k
 }
 
-// Lock is a lock that is held until Release, or until it is lost. The lock is renewed while it is held.
+// Lock is a lock that its holder has until Release, or until the lock is lost. The Locker renews the lock meanwhile.
 type Lock struct {
 	locker *Locker
-	key    string // with the Locker's name
+	key    string // with the name of the Locker in front
 	token  string
 	fence  uint64
 	lease  *lease
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 
-	once sync.Once // of Release
-	err  error     // of Release, written within once
+	once sync.Once // for Release
+	err  error     // result of Release, written by once.Do
 }
 
 // watch renews the lease, and ends the context of the lock when the lease ends. The cause is ErrLost if the lease was
@@ -282,31 +301,32 @@ func (k *Lock) watch() {
 	}
 }
 
-// Token is the random name of this holder, as it stands in the store.
+// Token is the unique name of this holder, as it stands in the store.
 func (k *Lock) Token() string { return k.token }
 
 // Fence is larger than the fence of every earlier holder of the same key. Send the fence with every write, and let the
-// resource refuse a write whose fence is smaller than one that the resource has seen. This is the only protection
-// against a holder that was frozen. 0 = the lock service has no fences.
+// resource refuse a write whose fence is smaller than the largest fence that the resource has seen. Only this check
+// protects against a holder that was frozen. 0 = the lock service has no fences.
 func (k *Lock) Fence() uint64 { return k.fence }
 
-// Lost returns a channel that is closed when the lock may no longer be held: another party took the lock away, or the
-// lock could not be renewed in time. Release does not close the channel.
+// Lost returns a channel that is closed when the lock may no longer be held. Either the lock was deleted or taken by
+// another holder, or the lock could not be renewed in time. Release does not close the channel.
 func (k *Lock) Lost() <-chan struct{} { return k.lease.lost }
 
-// Context ends with the lock: context.Cause is [ErrLost] if it was lost, context.Canceled after Release.
+// Context returns a context that ends with the lock. Its context.Cause is [ErrLost] if the lock was lost, and
+// context.Canceled after Release.
 func (k *Lock) Context() context.Context { return k.ctx }
 
 // Until is the moment up to which the lock is certainly held if no further renewal succeeds.
 func (k *Lock) Until() time.Time { return *k.lease.until.Load() }
 
-// Release frees the lock and wakes its waiters. Further calls return the same error. [ErrLost] means that the lock was
-// no longer held. Another error means that the store did not answer. In that case the lock ends by itself within TTL.
-// Release works even if ctx has ended, and returns within StoreTimeout.
+// Release frees the lock and wakes the callers that wait for it. Further calls return the same error. [ErrLost] means
+// that the lock was no longer held. Another error means that the lock service failed. In that case the lock ends by
+// itself within TTL. Release works even if ctx has ended, and returns within StoreTimeout.
 func (k *Lock) Release(ctx context.Context) error {
 	k.once.Do(func() {
 		k.lease.stop()
-		<-k.ctx.Done() // watch has ended, and keep with it
+		<-k.ctx.Done() // watch and keep have ended
 		mine, err := k.locker.unlock(k.key, k.token)
 		switch {
 		case err != nil:

@@ -14,7 +14,7 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file tests Locker and Lock over a driver whose calls can fail or hang.
+// This file tests Locker and Lock. Some tests use a driver whose calls fail or hang.
 
 // flaky is a driver.Locks whose calls can fail or hang.
 type flaky struct {
@@ -37,7 +37,7 @@ func (f *flaky) broken(ctx context.Context) error {
 }
 
 func (f *flaky) TryLock(ctx context.Context, key, token string, ttl time.Duration) (driver.LockResult, error) {
-	s, err := f.Locks.TryLock(ctx, key, token, ttl) // the store executes it, then the reply is lost
+	s, err := f.Locks.TryLock(ctx, key, token, ttl) // the store executes the call, even if flaky then loses the reply
 	return s, errors.Join(err, f.broken(ctx))
 }
 
@@ -86,7 +86,7 @@ func TestLockIsRenewedAndReleased(t *testing.T) {
 		if _, err := b.TryLock(t.Context(), "refund 42"); !errors.Is(err, refill.ErrLocked) {
 			t.Errorf("TryLock of a held lock: got %v, want ErrLocked", err)
 		}
-		time.Sleep(10 * time.Second) // ten times its TTL
+		time.Sleep(10 * time.Second) // ten times the TTL of the lock
 		if lost(k) || k.Context().Err() != nil || time.Until(k.Until()) < 600*ms {
 			t.Errorf("got lost %v, ctx error %v, %v left, want a lock that was renewed",
 				lost(k), k.Context().Err(), time.Until(k.Until()))
@@ -140,8 +140,8 @@ func TestLockWaitsForCtxOnly(t *testing.T) {
 	})
 }
 
-// A failed renewal is retried until the lease ends. Lost is closed no later than the end of the lease, even if the
-// store does not answer.
+// A renewal of a held lock fails, with an error or because the store does not answer. The Lock must retry the renewal
+// until its lease ends. If no retry succeeds, the channel of Lost must be closed when the lease ends, or earlier.
 func TestLockIsLostInTime(t *testing.T) {
 	for name, breakIt := range map[string]func(*flaky){
 		"errors":  func(f *flaky) { f.down.Store(true) },
@@ -192,7 +192,7 @@ func TestLockTakenAwayIsNoticed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, _ = m.Unlock(t.Context(), "job:k", k.Token()) // as if another client deleted the lock
+		_, _ = m.Unlock(t.Context(), "job:k", k.Token()) // as if another client had deleted the lock
 		other, err := locker(t, m).TryLock(t.Context(), "k")
 		if err != nil {
 			t.Fatal(err)
@@ -211,7 +211,8 @@ func TestLockTakenAwayIsNoticed(t *testing.T) {
 	})
 }
 
-// The reply to TryLock is lost. Then the Locker releases the lock that it may have acquired.
+// The store executes a TryLock, but the reply is lost. TryLock returns an error. Then the Locker must release the lock
+// in the background, because the store may have granted the lock.
 func TestLockReplyLost(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := memory.New()

@@ -5,26 +5,28 @@ import (
 	"errors"
 	"time"
 
+	"github.com/refill-go/refill/internal/breaker"
 	"github.com/refill-go/refill/internal/flight"
 )
 
-// This file is what a refill does without a lease, in three cases: the store does not answer (step 7 of doc.go), the
-// value must not be stored, or there is no value (the end of step 6).
+// This file holds the steps of a refill that has no lease, for three cases: the store does not answer (step 7 of
+// doc.go), the value must not be stored, or there is no value (the end of step 6).
 
-// storeFailed goes on without the store.
+// storeFailed reports the error of the store, and goes on without the store.
 func (r *refill[V]) storeFailed(err error) next {
 	r.emit(Event{Kind: EventStoreError, Key: r.key, Err: err})
 	return next{step: stepWithoutStore}
 }
 
-// withoutStore serves the entry of L1, if L1 still has one. Otherwise it loads for this process, within MaxLoads. After
-// a failed load it loads no earlier than ErrorTTL allows.
+// withoutStore serves the entry of L1 if the entry may still be served. Otherwise withoutStore loads for this process,
+// within MaxLoads. If the last load of the key failed, its callers get the error of that load until the back-off is
+// over.
 func (r *refill[V]) withoutStore() next {
-	r.epoch = r.l1.Epoch(r.key)
+	r.epoch, r.noStore = r.l1.Epoch(r.key), true
 	if r.serveUnsubscribed() {
 		return next{step: stepDone}
 	}
-	if err := r.backOffOf(r.key); err != nil && r.want != flight.Refresh {
+	if err := r.heldBack(); err != nil {
 		return failed(err)
 	}
 	patience := time.NewTimer(r.cfg.StoreTimeout)
@@ -36,14 +38,98 @@ func (r *refill[V]) withoutStore() next {
 	return r.loadLocally(free, true)
 }
 
-// serveUnsubscribed serves an entry of L1 although this process cannot receive announcements. It reports whether the
+// mayServe reports whether the entry of L1, which may be nil, may answer the callers of this refill without the store,
+// as far as its life allows.
+func (r *refill[V]) mayServe(e *entry[V]) bool {
+	return e != nil && !e.Data.noStore && r.want != flight.Refresh && r.l1.NotInvalidated(e)
+}
+
+// standIn returns the entry of L1 if it can answer the callers at once in place of the store. Otherwise it returns nil.
+func (r *refill[V]) standIn(e *entry[V]) *entry[V] {
+	if !r.mayServe(e) || e.Data.life.at(r.now()) > stale {
+		return nil
+	}
+	return e
+}
+
+// lookUpUnlessSuspect is lookUp for a key that has a stand-in in L1. While the store is suspect, its callers get the
+// stand-in at once. So all callers of a process together wait for one StoreTimeout when a store dies. If the stand-in
+// is stale, the refill then goes on as a refresh in the background.
+func (r *refill[V]) lookUpUnlessSuspect(standIn *entry[V]) next {
+	s, err := r.readUnlessSuspect(!r.l1.Valid(standIn))
+	switch {
+	case err == nil:
+		return r.serve(s, OutcomeShared)
+	case !errors.Is(err, breaker.ErrSuspect):
+		return r.storeFailed(err)
+	}
+	r.emit(Event{Kind: EventStoreError, Key: r.key, Err: err})
+	r.epoch, r.seen, r.noStore = r.l1.Epoch(r.key), standIn.Data.token, true
+	if r.serveUnsubscribed() {
+		return next{step: stepDone}
+	}
+	return next{step: stepAcquire}
+}
+
+// readUnlessSuspect is read, and returns breaker.ErrSuspect if the store is suspect. If mayLeave is set,
+// readUnlessSuspect also returns ErrSuspect if the store becomes suspect during the read. The read is then on another
+// goroutine, so that it can be left behind, and this costs as much as the read itself. A refill needs it only if the
+// subscription is down. With a subscription that works, L1 answers without a read until LocalTTL is over.
+func (r *refill[V]) readUnlessSuspect(mayLeave bool) (s snapshot, err error) {
+	suspect := r.store.Suspect()
+	switch {
+	case isClosed(suspect):
+		return s, breaker.ErrSuspect
+	case !mayLeave:
+		return r.read()
+	case r.many != nil && !r.manyRead:
+		r.manyRead = true
+		found, err := breaker.UnlessSuspect(r.store, suspect, func() (*snapshot, error) { return r.many.snapshot(r) })
+		if err != nil {
+			return s, err
+		} else if found != nil {
+			return *found, nil
+		}
+	}
+	ctx, done := r.storeCallUnless(suspect)
+	if isClosed(suspect) {
+		done()
+		return s, breaker.ErrSuspect
+	}
+	s.epoch = r.l1.Epoch(r.key)
+	s.record, err = breaker.UnlessSuspect(r.store, suspect, func() ([]byte, error) {
+		defer done()
+		return r.store.Get(ctx, r.full(r.key))
+	})
+	return s, err
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// serveUnsubscribed serves an entry of L1 even if this process cannot receive announcements. It reports whether the
 // refill is done.
 func (r *refill[V]) serveUnsubscribed() (done bool) {
 	e := r.l1.Get(r.key)
-	if e == nil || e.Data.noStore || r.want == flight.Refresh || !r.l1.NotInvalidated(e) {
-		return false
+	return r.mayServe(e) && r.offer(e, e.Data.life.at(r.now()), OutcomeHit)
+}
+
+// unconfirmedAfter returns the entry of L1 if its load began after the load of e, and the store has not confirmed the
+// entry: its publication had no answer, or it was loaded without the store. Of two values, the one whose load began
+// later is served.
+func (r *refill[V]) unconfirmedAfter(e *entry[V]) *entry[V] {
+	own := r.l1.Get(r.key)
+	if own == nil || own.Epoch.Confirmed() || own.Data.noStore || own.Data.life.began <= e.Data.life.began ||
+		!r.l1.NotInvalidated(own) || e.Data.life.wasExpired() { // by an Expire that may be later than the load of own
+		return nil
 	}
-	return r.offer(e, e.Data.life.at(r.now()), OutcomeHit)
+	return own
 }
 
 // loadUncacheable loads for the callers of this flight alone, because the value must not be stored.
@@ -52,7 +138,7 @@ func (r *refill[V]) loadUncacheable() next {
 		return next{step: stepDone}
 	}
 	r.epoch = r.l1.Epoch(r.key)
-	if err := r.backOffOf(r.key); err != nil {
+	if err := r.heldBack(); err != nil {
 		return failed(err)
 	}
 	free, _, err := r.loadSlot(nil, nil)
@@ -62,7 +148,8 @@ func (r *refill[V]) loadUncacheable() next {
 	return r.loadLocally(free, false)
 }
 
-// loadLocally loads without a lease. If keep is set, it keeps the value in L1. It owns free.
+// loadLocally loads without a lease. If keep is set, loadLocally puts the value into L1. free gives the load slot back,
+// and loadLocally owns it.
 func (r *refill[V]) loadLocally(free func(), keep bool) next {
 	began := r.store.Now()
 	v := r.runLoad(free, nil)
@@ -70,28 +157,38 @@ func (r *refill[V]) loadLocally(free func(), keep bool) next {
 		if cause := context.Cause(r.flight.Context()); cause != nil {
 			return failed(cause)
 		}
-		err := r.loadError(v.err, v.panicked)
+		err := r.loadError(v.err, v.panicked, v.terms)
 		r.backoffs.remember(r.key, err, r.epoch.Key)
+		if r.forbidsOld(v.terms) {
+			r.dropOld(err, false)
+		}
 		return failed(err)
 	}
-	r.backoffs.forget(r.key)
 	e, record, err := r.encode(r.node.token(), began, v)
 	a := answer[V]{entry: e, outcome: OutcomeLoaded, err: e.Data.err}
+	if err == nil {
+		r.backoffs.forget(r.key)
+	}
 	switch {
 	case err != nil:
+		r.backoffs.remember(r.key, r.loadError(err, false, v.terms), r.epoch.Key)
 		a.outcome, a.err = OutcomeFailed, err
 	case keep && !v.terms.noStore:
-		r.putL1(e, len(record))
+		e.Epoch = e.Epoch.Unconfirmed()
+		r.putL1(e, record)
 	}
 	r.flight.Finish(a)
 	return next{step: stepDone}
 }
 
-// serveStaleOnError ends a refill that has found no value. The answer is an old value, if one may be served in place of
-// an error. Otherwise the answer is the error.
+// serveStaleOnError ends a refill that has got no value. The answer is the old value, if the old value may be served in
+// place of an error. Otherwise the answer is the error.
 func (r *refill[V]) serveStaleOnError(err error) next {
-	if errors.Is(err, flight.ErrClosed) {
+	switch {
+	case errors.Is(err, flight.ErrClosed):
 		err = ErrClosed
+	case errors.Is(err, errNoSlot):
+		return r.skipRefresh(noSlotPause)
 	}
 	a := answer[V]{err: err}
 	if e := r.fallback; e != nil {
@@ -99,7 +196,7 @@ func (r *refill[V]) serveStaleOnError(err error) next {
 			e.RefreshAt.Store(r.now() + failure.RetryAfter.Microseconds())
 		}
 		if e.Data.life.at(r.now()) <= errorOnly && r.l1.NotInvalidated(e) && r.want != flight.Refresh {
-			a = answer[V]{entry: e, outcome: OutcomeStaleOnError, err: e.Data.err}
+			a = answer[V]{entry: e, outcome: OutcomeStaleOnError, err: e.Data.err, failure: err}
 		}
 	}
 	r.flight.Finish(a)

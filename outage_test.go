@@ -13,7 +13,8 @@ import (
 	"github.com/refill-go/refill/backend/memory"
 )
 
-// This file tests a Loader without its store, the breaker, and stale values that are served in place of an error.
+// This file tests a Loader whose store does not answer, the breaker, and stale values that are served in place of an
+// error.
 
 func TestWithoutTheStore(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -32,7 +33,7 @@ func TestWithoutTheStore(t *testing.T) {
 			t.Errorf("got %q after %d loads, want \"k v0\" from L1 after 2 loads", v, d.loads.Load())
 		}
 		get(t, l, "new")
-		get(t, l, "new") // served from L1
+		get(t, l, "new") // must be served from L1
 		if n := d.loads.Load(); n != 3 {
 			t.Errorf("got %d loads, want 3", n)
 		}
@@ -60,7 +61,7 @@ func TestWithoutTheStore(t *testing.T) {
 	})
 }
 
-// Without the store, the age of a value also counts from the start of its load.
+// The age of a value counts from the start of its load. This also holds for a load during an outage of the store.
 func TestAgeWithoutTheStore(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: time.Second}
@@ -72,7 +73,8 @@ func TestAgeWithoutTheStore(t *testing.T) {
 	})
 }
 
-// Without the store, a Get of a bulk Loader waits at most StoreTimeout for a load slot.
+// During an outage of the store, a Get of a bulk Loader waits for a load slot. After StoreTimeout at most, the Get must
+// fail with ErrOverloaded.
 func TestBulkOverloadedWithoutTheStore(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &table{took: 2 * time.Second}
@@ -88,14 +90,9 @@ func TestBulkOverloadedWithoutTheStore(t *testing.T) {
 	})
 }
 
-// A value that was invalidated or expired before an outage is not served from L1 during the outage.
+// A value that was invalidated or expired before an outage of the store is not served from L1 during the outage.
 func TestInvalidatedBeforeAnOutage(t *testing.T) {
-	for name, invalidate := range map[string]func(context.Context, *refill.Loader[string]) error{
-		"Invalidate":    func(ctx context.Context, l *refill.Loader[string]) error { return l.Invalidate(ctx, "red:1") },
-		"Expire":        func(ctx context.Context, l *refill.Loader[string]) error { return l.Expire(ctx, "red:1") },
-		"InvalidateTag": func(ctx context.Context, l *refill.Loader[string]) error { return l.InvalidateTag(ctx, "red") },
-		"ExpireTag":     func(ctx context.Context, l *refill.Loader[string]) error { return l.ExpireTag(ctx, "red") },
-	} {
+	for name, invalidate := range invalidationsOfRed {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				d := &db{}
@@ -115,8 +112,8 @@ func TestInvalidatedBeforeAnOutage(t *testing.T) {
 	}
 }
 
-// If the store hangs, the first five Gets wait for StoreTimeout. Later Gets skip the store until the store answers
-// again.
+// The store hangs. Each of the first five Gets waits for StoreTimeout. Then the breaker must open. Later Gets must not
+// call the store until the store has answered a probe.
 func TestBreaker(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
@@ -146,7 +143,7 @@ func TestBreaker(t *testing.T) {
 			t.Errorf("the breaker opened %d times, want once", n)
 		}
 		time.Sleep(10 * time.Second)
-		// A probe takes StoreTimeout. The next probe follows half a second later.
+		// A probe takes StoreTimeout (250 ms). The next probe begins half a second after the end of the previous probe.
 		if n := s.calls.Load() - calls; n < 12 || n > 15 {
 			t.Errorf("got %d calls of the store in 10s, want 12 to 15: the probes alone", n)
 		}
@@ -162,7 +159,8 @@ func TestBreaker(t *testing.T) {
 	})
 }
 
-// Quick failures do not open the breaker, because the server is alive. A full server or a replica still answers reads.
+// Calls of the store that fail at once must not open the breaker, because a server that answers with an error is alive.
+// For example, a full server or a replica rejects writes but still answers reads.
 func TestBreakerIgnoresQuickFailures(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
@@ -180,7 +178,7 @@ func TestBreakerIgnoresQuickFailures(t *testing.T) {
 	})
 }
 
-// The breaker sends a probe at once when the subscription is back.
+// The breaker is open. When the subscription returns, the breaker must send a probe at once.
 func TestBreakerProbesWhenTheSubscriptionReturns(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -209,7 +207,7 @@ func TestStaleIfError(t *testing.T) {
 		nodes := fleet(t, 2, d, cfg)
 		get(t, nodes[0], "k")
 		d.fail(errors.New("boom"))
-		time.Sleep(2 * time.Second) // past TTL, no StaleFor: callers wait for the load, which fails
+		time.Sleep(2 * time.Second) // the TTL is over and StaleFor is 0, so callers wait for the load
 		for i, l := range nodes {
 			r, err := l.GetResult(t.Context(), "k")
 			if err != nil || r.Value != "k v0" || r.Outcome != refill.OutcomeStaleOnError ||
@@ -217,8 +215,8 @@ func TestStaleIfError(t *testing.T) {
 				t.Errorf("node %d: got %+v, %v, want the old value as stale-on-error", i, r, err)
 			}
 		}
-		if n := d.loads.Load(); n != 2 {
-			t.Errorf("got %d loads, want 2: the back-off holds for both nodes", n)
+		if n := d.loads.Load(); n != 3 {
+			t.Errorf("got %d loads, want 3: after the first value, one failed load of each node", n)
 		}
 		time.Sleep(4 * time.Second)
 		if _, err := nodes[0].Get(t.Context(), "k"); err == nil {
@@ -227,7 +225,8 @@ func TestStaleIfError(t *testing.T) {
 	})
 }
 
-// If a load fails without the store, the old value is served within StaleIfError, and the back-off holds.
+// A load fails during an outage of the store. Gets must return the old value within StaleIfError, and no further load
+// may begin within ErrorTTL.
 func TestStaleIfErrorWithoutTheStore(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
@@ -252,7 +251,7 @@ func TestStaleIfErrorWithoutTheStore(t *testing.T) {
 	})
 }
 
-// A value that expires during a load is not served when the load fails.
+// The StaleIfError of an old value ends during a load. Then the load fails. The old value must not be served.
 func TestStaleOnErrorKeepsItsBound(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
@@ -267,7 +266,7 @@ func TestStaleOnErrorKeepsItsBound(t *testing.T) {
 	})
 }
 
-// An error-only value that was invalidated during a load is not served when the load fails.
+// An error-only value is invalidated during a load. Then the load fails. The invalidated value must not be served.
 func TestStaleOnErrorAfterAnInvalidate(t *testing.T) {
 	for name, invalidate := range map[string]func(context.Context, *refill.Loader[string]) error{
 		"Invalidate":    func(ctx context.Context, l *refill.Loader[string]) error { return l.Invalidate(ctx, "red:1") },

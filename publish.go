@@ -3,28 +3,40 @@ package refill
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/refill-go/refill/driver"
 )
 
-// This file is the end of a refill that has the lease: steps 5 (publish) and 6 (fail) of doc.go.
+// This file holds the end of a refill that has the lease: steps 5 (publish) and 6 (fail) of doc.go.
 
 var errStoreFull = errors.New("refill: the store is full")
 
-// loadAndPublish runs the load function under the lease.
+// loadAndPublish runs the load function while this refill has the lease, and then publishes the value or the failure.
 func (r *refill[V]) loadAndPublish(a *acquisition) next {
 	if cause := context.Cause(r.flight.Context()); cause != nil { // all callers have left since the lease was acquired
 		a.free()
 		r.release(a.token)
 		return failed(cause)
 	}
-	lease := newLease(a.asked, r.cfg.LockTTL, r.cfg.StoreTimeout, func(ctx context.Context) (bool, error) {
-		return r.store.Renew(ctx, r.full(r.key), a.token, r.cfg.LockTTL)
+	r.claims.add(a.token, a.Now)
+	defer r.claims.remove(a.token)
+	lease := newLease(a.asked, r.cfg.LockTTL, r.cfg.LockTTL, func(ctx context.Context) (bool, error) {
+		renewed, err := r.renewals.Do(ctx, driver.Lease{Key: r.full(r.key), Token: a.token})
+		if renewed[a.token] {
+			return true, nil // even if another lease of the same call could not be renewed
+		}
+		return false, err
 	})
 	v := r.runLoad(a.free, lease)
-	lease.end()
 	if lease.isLost() {
 		r.emit(Event{Kind: EventLeaseLost, Key: r.key})
+	}
+	defer lease.end() // the lease is kept until the store has answered
+	if len(r.endSlots) == cap(r.endSlots) {
+		lease.keepFor(maxSpan) // the publication has to queue
+	} else {
+		lease.keepFor(publishCalls * r.cfg.StoreTimeout)
 	}
 	if v.failed() {
 		return r.fail(a.token, v)
@@ -33,102 +45,151 @@ func (r *refill[V]) loadAndPublish(a *acquisition) next {
 	return next{step: stepDone}
 }
 
-// publish stores what was loaded, and answers the callers. The callers get the value even if it cannot be stored.
+// publishCalls is how many StoreTimeouts a publication may take: one for a call about tags that is in progress, one for
+// the next call about tags, and one for Publish.
+const publishCalls = 3
+
+// renew renews leases in one call of the store. It returns the tokens whose lease was renewed, even with an error.
+func (l *Loader[V]) renew(leases []driver.Lease) (renewed map[string]bool, err error) {
+	ctx, cancel := context.WithTimeout(l.shared, l.cfg.StoreTimeout)
+	defer cancel()
+	mine, err := l.store.Renew(ctx, l.cfg.LockTTL, leases...)
+	renewed = make(map[string]bool, len(mine))
+	for i, yes := range mine {
+		renewed[leases[i].Token] = yes
+	}
+	return renewed, err
+}
+
+// publish stores what was loaded, and answers the callers. The callers get the value even if the store does not keep
+// it.
 func (r *refill[V]) publish(a *acquisition, v loaded[V]) {
-	afterFailure := r.backoffs.forget(r.key)
 	e, record, err := r.encode(a.token, a.Now, v)
 	answer := answer[V]{entry: e, outcome: OutcomeLoaded, err: e.Data.err}
 	switch {
 	case err != nil:
-		r.leaveFailure(a.token, r.loadError(err, false))
+		r.leaveFailure(a.token, r.loadError(err, false, v.terms), false)
 		answer.outcome, answer.err = OutcomeFailed, err
 	case v.terms.noStore:
-		r.publishNoStore(a, v.terms, afterFailure)
+		answer.rejected = r.publishNoStore(a, v.terms, r.afterFailure())
 	default:
-		r.publishRecord(a, e, record, afterFailure)
+		answer.rejected = r.publishRecord(a, e, record, v.keep(), r.afterFailure())
 	}
 	r.flight.Finish(answer)
 }
 
-// publishRecord stores a record if the claim still belongs to this fill. If the fill replaces no record, the store
-// announces the fill only if a waiter is registered on the lease, or if other nodes may still remember a failure.
-func (r *refill[V]) publishRecord(a *acquisition, e *entry[V], record []byte, afterFailure bool) {
+// afterFailure reports whether nodes may still remember a failure of the key, and forgets that of this node.
+func (r *refill[V]) afterFailure() bool { return r.backoffs.forget(r.key) || r.earlier != nil }
+
+// publishRecord stores a record if the claim still belongs to this fill. A fill that replaces no record is announced in
+// two cases only: a waiter is noted on the lease, or other nodes may still remember a failure of the key. publishRecord
+// reports whether the store has rejected the record.
+func (r *refill[V]) publishRecord(
+	a *acquisition, e *entry[V], record []byte, keep time.Duration, afterFailure bool,
+) (rejected bool) {
 	r.ensureTagsOf(e)
-	ctx, done := r.storeCall()
+	ctx, done := r.endCall()
 	defer done()
 	result, err := r.store.Publish(ctx, driver.PublishRequest{
 		Key: r.full(r.key), Token: a.token, Began: a.Now, Replaced: r.seen, Record: record,
-		Keep: e.Data.life.keep(r.now()), AnnounceIfAwaited: r.seen == "" && !afterFailure,
+		Keep: e.Data.life.keep(r.now()) + keep, AnnounceIfAwaited: r.seen == "" && !afterFailure,
 	})
 	kind := EventPublished
 	switch {
 	case err != nil:
 		kind = EventStoreError
+		e.Epoch = e.Epoch.Unconfirmed()
 		r.giveBack(a.token)
 	case result == driver.Rejected:
 		r.emit(Event{Kind: EventPublishRejected, Key: r.key})
-		return // the value was invalidated or overtaken, so L1 does not get it either
+		return true // the value was invalidated or overtaken, so it must not go into L1 either
 	case result == driver.StoreFull:
 		kind, err = EventStoreError, errStoreFull
 	}
+	r.putL1(e, record)
 	r.emit(Event{Kind: kind, Key: r.key, Err: err})
-	r.putL1(e, len(record))
+	if now := r.now(); err == nil && e.Data.life.publishedLate(now) {
+		r.emit(Event{Kind: EventPublishedLate, Key: r.key, Took: e.Data.life.age(now)})
+	}
+	return false
 }
 
-// publishNoStore handles a value that must not be stored: it stores a record without a value instead. The time of this
-// record counts from now, not from the start of the load. The record says nothing about the loaded value, and a slow
-// load needs the record more than a fast load does.
-func (r *refill[V]) publishNoStore(a *acquisition, t terms, afterFailure bool) {
-	remember := noStoreFor
-	if t.ownTTL {
-		remember = t.ttl
-	}
+// publishNoStore stores a record without a value, in place of a value that must not be stored. The record tells other
+// callers that they need not wait for each other. The life of the record counts from now, not from the start of the
+// load. Otherwise the record of a slow load would end too early, although slow loads need the record most.
+func (r *refill[V]) publishNoStore(a *acquisition, t terms, afterFailure bool) (rejected bool) {
+	remember := t.ttl.or(noStoreFor)
 	rec := driver.Record{
 		Token: a.token, NoStore: true, Kind: r.kind, LoadBegan: a.Now, FreshUntil: r.store.Now().Add(remember),
 	}
 	record, err := rec.Append(nil)
 	if err != nil || remember == 0 {
 		r.release(a.token)
-		return
+		return false
 	}
-	r.publishRecord(a, r.newEntry(r.key, &rec, r.epoch), record, afterFailure)
+	return r.publishRecord(a, r.newEntry(r.key, &rec, r.epoch), record, 0, afterFailure)
 }
 
-// fail ends a fill without a value.
+// fail ends a fill whose load has failed, or whose callers have all left.
 func (r *refill[V]) fail(token string, v loaded[V]) next {
 	if cause := context.Cause(r.flight.Context()); cause != nil {
 		r.emit(Event{Kind: EventLoadAbandoned, Key: r.key, Took: v.took, Err: v.err})
 		r.release(token) // no back-off: the next Get loads at once
 		return failed(cause)
 	}
-	err := r.loadError(v.err, v.panicked)
-	r.backoffs.remember(r.key, err, r.epoch.Key)
-	r.leaveFailure(token, err)
-	return failed(err)
+	e, forbidden := r.loadError(v.err, v.panicked, v.terms), r.forbidsOld(v.terms)
+	dropped := r.leaveFailure(token, e, forbidden)
+	if forbidden {
+		r.dropOld(e, dropped)
+	}
+	return failed(e)
 }
 
-// leaveFailure puts a back-off in the place of the lease.
-func (r *refill[V]) leaveFailure(token string, e *LoadError) {
-	ctx, done := r.storeCall()
+// leaveFailure remembers a failure, frees the lease, and leaves the failure in the store. The first failure of a key
+// holds only this node back. If another node has failed just before, the failure holds all nodes back. If dropValue is
+// set, leaveFailure also removes the value from the store. It reports whether the store has answered.
+func (r *refill[V]) leaveFailure(token string, e *LoadError, dropValue bool) (ok bool) {
+	r.backoffs.remember(r.key, e, r.epoch.Key)
+	ctx, done := r.endCall()
 	defer done()
-	if err := r.store.Fail(ctx, r.full(r.key), token, e.wire(), e.RetryAfter); err != nil {
+	err := r.store.Fail(ctx, driver.FailRequest{
+		Key: r.full(r.key), Token: token, Failure: e.wire(), TTL: e.RetryAfter, HoldAll: e.fleet, DropValue: dropValue,
+	})
+	if err != nil {
 		r.emit(Event{Kind: EventStoreError, Key: r.key, Err: err})
 	}
+	return err == nil
 }
 
-// release frees the lease and the claim.
+// forbidsOld reports whether a failed load that has set t forbids the old value of its key.
+func (r *refill[V]) forbidsOld(t terms) bool {
+	return r.fallback != nil && r.spans.forbids(t, r.fallback.Data.life, r.now())
+}
+
+// dropOld removes from this node the old value that a failed load forbids. err is the error of that load. If the store
+// still holds the value, the removal there is tried again in the background. The epoch of the key rises, so the failure
+// is remembered again.
+func (r *refill[V]) dropOld(err *LoadError, dropped bool) {
+	if !dropped {
+		r.retryLater([]string{r.full(r.key)}, false, false)
+	}
+	r.l1.Invalidate(r.key)
+	r.backoffs.remember(r.key, err, r.epoch.Key+1)
+}
+
+// release frees the lease and the claim of token.
 func (r *refill[V]) release(token string) {
-	ctx, done := r.storeCall()
+	ctx, done := r.endCall()
 	defer done()
 	r.releaseNow(ctx, token)
 }
 
-// giveBack is release in the background, for use after an error: no caller should wait for a store that does not
-// answer.
+// giveBack is release in the background. It is used after a store error, so that no caller waits for a store that does
+// not answer.
 func (r *refill[V]) giveBack(token string) {
 	r.releases.Go(func() {
-		ctx, cancel := context.WithTimeout(r.flight.Values(), r.cfg.StoreTimeout)
-		defer cancel()
+		ctx, done := r.endCall()
+		defer done()
 		r.releaseNow(ctx, token)
 	})
 }
@@ -139,19 +200,36 @@ func (r *refill[V]) releaseNow(ctx context.Context, token string) {
 	}
 }
 
-// storeCall bounds one call of the store by a refill. The call does not end with the flight: if a lease is acquired
-// while the last caller leaves, the refill must know of that lease, to give it back.
+// endCall returns a ctx for the call that ends a fill, bounded by StoreTimeout. The caller calls done after the call.
+// These calls have store slots of their own, so they do not queue behind reads. A bulk load ends with hundreds of them
+// at once. Without slots, they would spend their StoreTimeout in a queue for a connection.
+func (r *refill[V]) endCall() (ctx context.Context, done func()) {
+	r.endSlots <- struct{}{}
+	ctx, cancel := context.WithTimeout(r.flight.Values(), r.cfg.StoreTimeout)
+	return ctx, func() {
+		cancel()
+		<-r.endSlots
+	}
+}
+
+// storeCall returns a ctx for one call of the store, bounded by StoreTimeout. The caller calls done after the call. The
+// ctx does not end with the flight. If the store grants a lease while the last caller leaves, the refill must still
+// learn of that lease, to give it back.
 //
-// Refills share a limited number of store slots. So no refill spends its StoreTimeout in a queue for a connection,
-// which would look as if the store did not answer. A refill without callers does not wait for a slot, because it only
-// gives its lease back.
-func (r *refill[V]) storeCall() (ctx context.Context, done func()) {
+// Refills share a limited number of store slots, and storeCall waits for a slot before StoreTimeout begins. Otherwise a
+// refill could spend its StoreTimeout in a queue for a connection, and the store would seem not to answer. A refill
+// whose callers have left does not wait for a slot, because it only gives its lease back.
+func (r *refill[V]) storeCall() (ctx context.Context, done func()) { return r.storeCallUnless(nil) }
+
+// storeCallUnless is storeCall, and does not wait for a slot once suspect is closed.
+func (r *refill[V]) storeCallUnless(suspect <-chan struct{}) (ctx context.Context, done func()) {
 	held := r.slotHeld
 	r.slotHeld = false
 	if !held {
 		select {
 		case r.storeSlots <- struct{}{}:
 			held = true
+		case <-suspect:
 		case <-r.flight.Context().Done():
 		}
 	}

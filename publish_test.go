@@ -16,12 +16,12 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file tests what a refill stores and announces: a value, an absence, or nothing if another node has overtaken it.
+// This file tests what a refill stores and announces: a value, an absence, or nothing if another load has the claim.
 
-// Guarantee G3: a load that was frozen past the end of its lease and claim must not overwrite a newer value.
+// Guarantee G3 of the README: a node that was frozen for longer than its lease must not overwrite a newer value.
 //
-// Node a reads v0 and freezes. The lease of a ends after 1 s. Node b takes over and reads v1. Node a resumes, and the
-// load of a ends before the load of b. Node a must not publish v0.
+// Node a reads v0 and freezes. The lease of node a ends after 1 s. Node b takes over and reads v1. Node a resumes, and
+// the load of node a ends before the load of node b. Node a must not publish v0.
 func TestAnOvertakenFillerDoesNotPublish(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 2 * time.Second}
@@ -33,11 +33,11 @@ func TestAnOvertakenFillerDoesNotPublish(t *testing.T) {
 		var wg sync.WaitGroup
 		wg.Go(func() { get(t, na, "k") }) // reads v0
 		time.Sleep(100 * ms)
-		a.died.Store(true) // frozen: no renewal
+		a.died.Store(true) // node a is frozen, so its lease is not renewed
 		d.version.Store(1)
-		wg.Go(func() { get(t, nb, "k") }) // takes over after 1 s
+		wg.Go(func() { get(t, nb, "k") }) // takes over when the lease of a ends
 		time.Sleep(1500 * ms)
-		a.died.Store(false) // resumes: the load of a ends after 2 s, that of b after 3 s
+		a.died.Store(false) // node a resumes at 1.6 s; the load of a ends at 2 s, the load of b at 3 s
 		wg.Wait()
 		if v := get(t, nb, "k"); v != "k v1" {
 			t.Errorf("node b serves %q, want \"k v1\"", v)
@@ -51,9 +51,9 @@ func TestAnOvertakenFillerDoesNotPublish(t *testing.T) {
 	})
 }
 
-// A publication is announced if a caller on another node waits for it, if it replaces a value that other nodes may
-// have, or if it ends a back-off that other nodes remember. No other publication is announced. Otherwise every load of
-// a rarely used key would cost each node a message.
+// A publication is announced in three cases: a caller on another node waits for the value, the publication replaces a
+// value that other nodes may have, or the publication ends a back-off that other nodes remember. If every publication
+// were announced, every load of a rarely used key would cost each node a message.
 func TestWhatIsAnnounced(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		shared := memory.New()
@@ -101,8 +101,8 @@ func TestWhatIsAnnounced(t *testing.T) {
 	})
 }
 
-// A small record travels with its announcement. A node fetches a large record from the store in the background, and
-// serves its old value meanwhile.
+// An announcement carries a record that is smaller than driver.MaxAnnouncedRecord. If the record is larger, a node that
+// has the key in L1 reads the record from the store in the background. Meanwhile the node serves its old value.
 func TestAnnouncementCarriesASmallValue(t *testing.T) {
 	for _, size := range []int{10, 100_000} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
@@ -159,10 +159,10 @@ func TestAbsence(t *testing.T) {
 			t.Errorf("got %d loads, want 1: an absence is cached", n)
 		}
 		d.fail(nil)
-		time.Sleep(2*time.Second + 50*ms) // and a tick of the coarse clock
-		get(t, nodes[1], "k")             // an absence is never served stale
+		time.Sleep(2*time.Second + 50*ms) // NotFoundTTL, and a tick of the coarse clock of L1
+		get(t, nodes[1], "k")             // loads, because an absence is never served stale
 		get(t, nodes[0], "k")
-		d.fail(refill.ErrNotFound) // deleted: the absence replaces the stale value
+		d.fail(refill.ErrNotFound) // the row was deleted, so the absence must replace the value
 		if err := nodes[0].Refresh(t.Context(), "k"); err != nil {
 			t.Errorf("Refresh of a deleted row: got %v, want no error", err)
 		}
@@ -175,7 +175,8 @@ func TestAbsence(t *testing.T) {
 	})
 }
 
-// With a negative NotFoundTTL the waiters of one load share its absence. The next Get loads again.
+// NotFoundTTL is negative, so an absence is not cached. The waiters of one load must share the ErrNotFound of the load.
+// The next Get must load again.
 func TestAbsenceNotCached(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms, err: refill.ErrNotFound}
@@ -199,7 +200,8 @@ func TestAbsenceNotCached(t *testing.T) {
 	})
 }
 
-// An absence that is not cached still replaces the stale value, on every node.
+// NotFoundTTL is negative, so an absence is not cached. A refresh that ends with an absence must still remove the
+// stale value on every node.
 func TestAbsenceNotCachedReplacesAStaleValue(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
@@ -215,6 +217,41 @@ func TestAbsenceNotCachedReplacesAStaleValue(t *testing.T) {
 			if v, err := l.Get(t.Context(), "k"); !errors.Is(err, refill.ErrNotFound) {
 				t.Errorf("node %d: got %q, %v, want ErrNotFound", i, v, err)
 			}
+		}
+	})
+}
+
+// The load of a value takes longer than the TTL of the value, so every Get loads again. The Loader must report each
+// such load with EventPublishedLate. A load that ends within TTL, a TTL of 0 and a no-store must not cause this event.
+func TestPublishedLate(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var ev events
+		var took atomic.Int64
+		l := node(t, func(ctx context.Context, key string) (string, error) {
+			time.Sleep(time.Duration(took.Load()))
+			switch f := refill.FillFrom(ctx); key {
+			case "ttl 0":
+				f.SetTTL(0)
+			case "no-store":
+				f.NoStore()
+			case "long":
+				f.SetTTL(time.Minute)
+			}
+			return "v", nil
+		}, refill.Config{TTL: time.Second, Jitter: -1, OnEvent: ev.on})
+		get(t, l, "in time")
+		took.Store(int64(1500 * ms))
+		for _, key := range []string{"ttl 0", "no-store", "long"} {
+			get(t, l, key)
+		}
+		if n := ev.of(refill.EventPublishedLate); n != 0 {
+			t.Errorf("got %d published-late, want none", n)
+		}
+		for range 2 {
+			get(t, l, "late")
+		}
+		if n := ev.of(refill.EventPublishedLate); n != 2 {
+			t.Errorf("got %d published-late, want 2: each Get has loaded", n)
 		}
 	})
 }

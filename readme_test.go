@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// The program of the README is the first example, word for word, so what it prints is checked.
+// The README must show the body of the function Example word for word. Since go test runs Example, the program of the
+// README then prints the output of Example.
 func TestReadmeProgramIsTheExample(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	if err != nil {
@@ -28,7 +29,7 @@ func TestReadmeProgramIsTheExample(t *testing.T) {
 	}
 }
 
-// The tests and examples that the README and docs name exist.
+// Each test and example that the README or a page of docs names must exist.
 func TestDocsNameRealTests(t *testing.T) {
 	var code strings.Builder
 	err := fs.WalkDir(os.DirFS("."), ".", func(path string, _ fs.DirEntry, err error) error {

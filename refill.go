@@ -9,38 +9,46 @@ import (
 	"github.com/refill-go/refill/internal/l1"
 )
 
-// This file is one refill, from its start to the lease: steps 2 and 3 of doc.go. Step 4 (load) is in load.go, steps 5
-// (publish) and 6 (fail) are in publish.go, and step 7 (without the store) is in outage.go.
+// This file holds the steps of a refill, and step 2 of doc.go (look up). Step 3 (acquire) is in acquire.go, step 4
+// (load) is in load.go, steps 5 (publish) and 6 (fail) are in publish.go, and step 7 (without the store) is in
+// outage.go.
 
 // refill brings one key up to date, once, for the callers of a flight. One goroutine at a time owns the refill, so its
-// fields need no lock. The first owner is the goroutine of the leader, until start launches the remaining steps. Then
-// the goroutine of the flight owns the refill.
+// fields need no lock. The first owner is the goroutine of the leader. When start launches the remaining steps, the
+// goroutine of the flight becomes the owner.
 type refill[V any] struct {
 	*Loader[V]
 	request[V]
 	flight *flightOf[V]
 
-	epoch    l1.Epoch       // noted before the start of the read or load that gave the answer
-	seen     string         // token of the record in the store, as far as known
-	fallback *entry[V]      // the best answer if the load fails
+	epoch    l1.Epoch       // noted before the latest read or load began
+	seen     string         // token of the record that this refill has seen; empty for none
+	fallback *entry[V]      // the old value: Previous of the load, and served if the load fails and its life allows it
 	awaited  string         // token of the fill that this refill waits for
-	manyRead bool           // the read of its GetMany was used, or is outdated
-	batched  *batchEntry[V] // its place in a bulk load, or nil
-	slotHeld bool           // this refill has a store slot for its first call of the store
+	earlier  *LoadError     // the last failure of another node, which does not yet hold all nodes back
+	yielded  bool           // a node whose loads fail has let other nodes go first
+	manyRead bool           // the shared read of the GetMany was used, or is outdated
+	batched  *batchEntry[V] // the place of this refill in a bulk load, or nil
+	launched bool           // run has begun, on the goroutine of the flight
+	noStore  bool           // the store did not answer, so L1 is asked without the store
+	slotHeld bool           // start has taken a store slot for the first call of the store
 }
 
-// next is the next step of a refill, and what that step needs.
+// next is the next step of a refill, with the data that the step needs.
 type next struct {
 	step
-	acquisition *acquisition // stepWait, stepLoad
-	err         error        // stepFail
+	acquisition *acquisition // for stepWait and stepLoad
+	found       *snapshot    // for stepServe
+	err         error        // for stepFail
 }
 
+// step is one step of a refill. The numbers in the comments below are the steps of doc.go.
 type step uint8
 
 const (
 	stepBegin        step = iota
 	stepLookUp            // 2
+	stepServe             // 2: the record has tags, whose states must be read as well
 	stepAcquire           // 3
 	stepWait              // 3: another fill has the lease
 	stepLoad              // 4, then 5 or 6
@@ -56,15 +64,15 @@ func failed(err error) next { return next{step: stepFail, err: err} }
 type snapshot struct {
 	record []byte
 	epoch  l1.Epoch  // noted before the read
-	tags   tagStates // of the tags of the record, if they have been read
+	tags   tagStates // states of the tags of the record; nil if they have not been read
 }
 
-// acquisition is the reply to a request for the lease.
+// acquisition is the reply of Acquire, with what the refill needs to use the lease.
 type acquisition struct {
 	driver.AcquireResult
 	token string
-	asked time.Time // before the request: the lease lives at least LockTTL from then
-	free  func()    // the load slot, if State is Acquired
+	asked time.Time // when Acquire was called: the lease lives at least until asked + LockTTL
+	free  func()    // gives the load slot back; the acquisition owns free if State is Acquired
 }
 
 func (l *Loader[V]) newRefill(f *flightOf[V], q request[V]) *refill[V] {
@@ -75,14 +83,14 @@ func (l *Loader[V]) newRefill(f *flightOf[V], q request[V]) *refill[V] {
 	return r
 }
 
-// start takes the first step of a refill on the goroutine of the caller that leads its flight, and launches the
-// remaining steps on another goroutine. Most refills need only one read of the store, and handing that read to another
-// goroutine costs as much as the read itself. The price falls on a caller whose ctx is cancelled during the read: it
-// notices the cancellation only when the store has answered, within StoreTimeout. If the caller's deadline is nearer
-// than StoreTimeout, start launches the whole refill, so the caller obeys its deadline at once.
+// start takes the first step of a refill on the goroutine of the leader, and launches the remaining steps on another
+// goroutine. Most refills need only one read of the store, and handing that read to another goroutine would cost as
+// much as the read itself. The drawback: if the ctx of the leader is cancelled during the read, the leader notices the
+// cancellation only after the read, within StoreTimeout. If the deadline of the leader is nearer than StoreTimeout,
+// start launches the whole refill. Then the leader obeys its deadline at once.
 func (l *Loader[V]) start(ctx context.Context, f *flightOf[V], q request[V]) {
 	r, n := l.newRefill(f, q), next{step: stepBegin}
-	defer func() { // also if OnEvent panics: other callers may have joined the flight
+	defer func() { // even if OnEvent panics, because other callers may have joined the flight
 		if r.slotHeld {
 			r.slotHeld = false
 			<-l.storeSlots
@@ -100,7 +108,10 @@ func (l *Loader[V]) start(ctx context.Context, f *flightOf[V], q request[V]) {
 	case l.storeSlots <- struct{}{}:
 		r.slotHeld = true
 		n = r.begin()
-	default: // the refill has to wait for a store slot, and its caller may not want to wait
+		if n.step == stepAcquire && l.noLoadSlot() && f.Unawaited() {
+			n = r.skipRefresh(noSlotPause)
+		}
+	default: // no store slot is free: the launched refill waits for a slot, and its caller can leave
 	}
 }
 
@@ -110,8 +121,9 @@ func (l *Loader[V]) launch(f *flightOf[V], q request[V]) {
 	f.Launch(func() { r.run(next{step: stepBegin}) })
 }
 
-// run takes a refill to its end.
+// run takes all steps of a refill, from n to the end.
 func (r *refill[V]) run(n next) {
+	r.launched = true
 	r.flight.Listen()
 	defer r.leaveBatch()
 	for n.step != stepDone {
@@ -120,6 +132,8 @@ func (r *refill[V]) run(n next) {
 			n = r.begin()
 		case stepLookUp:
 			n = r.lookUp()
+		case stepServe:
+			n = r.serve(*n.found, OutcomeShared)
 		case stepAcquire:
 			n = r.acquire()
 		case stepWait:
@@ -136,28 +150,42 @@ func (r *refill[V]) run(n next) {
 	}
 }
 
-// begin asks L1 once more, and then the store. Usually it reads the store, and acquires the lease only if the read
-// found no fresh value. If more than half of the recent reads found nothing, it acquires the lease at once: that saves
-// the trip of the read. Acquire returns a value that is there, but its script costs more than a read.
+// begin asks L1 once more, and then the store. Usually begin reads the store first. The refill then acquires the lease
+// only if the read found no fresh value. If more than half of the recent reads found nothing, begin acquires the lease
+// at once, which saves the round trip of the read. Acquire also returns a record that the store holds, but the script
+// of Acquire costs more than a read.
+//
+// If this node could not complete an invalidation of the key, the store may still hold the old value. Then the
+// invalidation comes first, on a launched goroutine.
 func (r *refill[V]) begin() next {
-	n := r.askL1()
+	if !r.retries.Empty() {
+		if !r.launched {
+			return next{step: stepBegin}
+		}
+		if err := r.retries.TryNow(target{r.full(r.key), false}); err != nil {
+			return r.storeFailed(err)
+		}
+		r.manyRead = true // the shared read may have come before the invalidation
+	}
+	e := r.l1.Get(r.key)
+	n := r.askL1(e)
 	if n.step != stepLookUp {
 		return n
 	}
-	if free := r.slotToAcquireAtOnce(); free != nil {
-		r.flight.Listen() // before another node can have the lease
+	standIn := r.standIn(e)
+	if free := r.slotToAcquireAtOnce(standIn); free != nil {
+		r.flight.Listen() // before Acquire, so that no announcement of the holder is missed
 		n = r.acquireWith(free)
 	} else {
-		n = r.lookUp()
+		n = r.lookUpBeside(standIn)
 	}
 	r.missRate.note(r.seen == "" && n.step != stepWithoutStore)
 	return n
 }
 
-// askL1 takes the first step from what L1 knows. If this node knows that its entry is past its time, the refill need
-// not read the store, because Acquire compares the record with that entry anyway.
-func (r *refill[V]) askL1() next {
-	e := r.l1.Get(r.key)
+// askL1 chooses the first step by the entry of L1, which may be nil. If the value of the entry is due for a refresh or
+// older, the refill need not read the store, because Acquire compares the stored record with the entry anyway.
+func (r *refill[V]) askL1(e *entry[V]) next {
 	if e == nil || !r.l1.Valid(e) {
 		return next{step: stepLookUp}
 	}
@@ -177,17 +205,14 @@ func (r *refill[V]) askL1() next {
 	return next{step: stepAcquire}
 }
 
-// slotToAcquireAtOnce returns a load slot if this refill should skip the read and acquire. Otherwise it returns nil. A
-// refill that has seen a record must not skip the read, because Acquire treats the record that was seen as outdated.
-func (r *refill[V]) slotToAcquireAtOnce() (free func()) {
-	if r.seen != "" || r.mode != driver.Wait || r.many != nil || r.loadKey == nil || !r.missRate.high() {
-		return nil
-	}
-	return r.tryLoadSlot()
-}
+// lookUp reads the store, and serves the record that the read has found.
+func (r *refill[V]) lookUp() next { return r.lookUpBeside(r.standIn(r.l1.Get(r.key))) }
 
-// lookUp reads the store.
-func (r *refill[V]) lookUp() next {
+// lookUpBeside is lookUp for a key whose stand-in is known. The stand-in is nil if there is none.
+func (r *refill[V]) lookUpBeside(standIn *entry[V]) next {
+	if standIn != nil {
+		return r.lookUpUnlessSuspect(standIn)
+	}
 	s, err := r.read()
 	if err != nil {
 		return r.storeFailed(err)
@@ -195,7 +220,8 @@ func (r *refill[V]) lookUp() next {
 	return r.serve(s, OutcomeShared)
 }
 
-// read returns what the GetMany of this refill has read, but only once. Otherwise it reads the store.
+// read reads the store. If this refill belongs to a GetMany, its first read returns what the shared read of the GetMany
+// has found.
 func (r *refill[V]) read() (s snapshot, err error) {
 	if r.many != nil && !r.manyRead {
 		r.manyRead = true
@@ -212,38 +238,54 @@ func (r *refill[V]) read() (s snapshot, err error) {
 	return s, err
 }
 
-// serve judges a record of the store. A fresh record is the answer. The record of the very load that this refill has
-// waited for is the answer as well, whatever its age. Otherwise a load longer than TTL would make one node after the
-// other load again. A stale record is delivered at once, and the flight goes on as a refresh.
+// serve judges a record of the store. If the record is fresh, it is the answer. If the record comes from the load that
+// this refill has waited for, the record is the answer whatever its age. Otherwise, after a load that took longer than
+// TTL, each waiting node in turn would load again. If the record is stale, it is delivered at once or after
+// SoftTimeout, and the flight goes on as a refresh.
+//
+// A record with tags costs more calls. The leader of the flight must not be kept that long, so a launched goroutine
+// makes these calls.
 func (r *refill[V]) serve(s snapshot, o Outcome) next {
 	r.epoch = s.epoch
+	if !r.launched && len(driver.RecordTags(s.record)) > 0 {
+		r.seen = driver.RecordToken(s.record)
+		return next{step: stepServe, found: &s}
+	}
 	e := r.decode(r.key, s.record, s.epoch)
 	if e == nil {
 		r.seen = driver.RecordToken(s.record) // even if the record cannot be decoded: Acquire compares only the token
 		return next{step: stepAcquire}
 	}
 	r.seen = e.Data.token
-	if valid, err := r.checkTags(e, s.tags); err != nil {
+	states, err := r.statesOf(e, s.tags)
+	switch {
+	case err != nil:
 		return r.storeFailed(err)
-	} else if !valid {
+	case !r.tagsValid(e, states):
 		return next{step: stepAcquire}
 	}
 	f := e.Data.life.at(r.now())
 	if e.Data.noStore {
-		r.putL1(e, len(s.record))
+		r.putL1(e, s.record)
 		if r.uncacheable(f) {
 			return next{step: stepUncacheable}
 		}
 		return next{step: stepAcquire}
 	}
-	if e.Data.token == r.awaited {
+	if own := r.unconfirmedAfter(e); own != nil {
+		if r.offer(own, own.Data.life.at(r.now()), OutcomeHit) {
+			return next{step: stepDone}
+		}
+		return next{step: stepAcquire}
+	}
+	if e.Data.token == r.awaited && !states.expired(e.Data.tags(), e.Data.life.began) {
 		f, o = fresh, OutcomeLoadedElsewhere
 	}
 	if f <= stale && (r.want != flight.Refresh || o == OutcomeLoadedElsewhere) {
 		if f >= refreshDue {
-			e.RefreshAt.Store(r.now() + r.cfg.LockTTL.Microseconds()) // this flight is the refresh
+			e.RefreshAt.Store(r.now() + r.cfg.LockTTL.Microseconds()) // no other refresh now: this flight is the refresh
 		}
-		r.putL1(e, len(s.record))
+		r.putL1(e, s.record)
 	}
 	if r.offer(e, f, o) {
 		return next{step: stepDone}
@@ -251,20 +293,20 @@ func (r *refill[V]) serve(s snapshot, o Outcome) next {
 	return next{step: stepAcquire}
 }
 
-// uncacheable reports whether this refill loads without a lease, given the freshness of an entry that says no-store.
+// uncacheable reports whether this refill loads without a lease, because an entry says no-store. f is the freshness of
+// that entry.
 func (r *refill[V]) uncacheable(f freshness) bool { return f <= refreshDue && r.want != flight.Refresh }
 
-// offer does with an entry what its freshness allows. A fresh entry is the answer. An entry that is due for a refresh
-// is delivered at once, and a stale entry after SoftTimeout. From the delivery on, the flight is a refresh in the
-// background. A Refresh takes none of these entries. offer reports whether the refill is done.
+// offer answers the callers with an entry, if the freshness f of the entry allows it. A fresh entry ends the refill. An
+// entry that is due for a refresh is delivered at once, and a stale entry after SoftTimeout. In these two cases the
+// flight goes on as a refresh in the background. A refill for Loader.Refresh accepts only the result of a load that the
+// refill has waited for. offer reports whether the refill is done.
 func (r *refill[V]) offer(e *entry[V], f freshness, o Outcome) (done bool) {
-	if e.Data.life.at(r.now()) <= errorOnly {
-		r.fallback = e
-	}
+	r.fallback = e
 	if r.want == flight.Refresh && o != OutcomeLoadedElsewhere {
 		return false
 	}
-	a := answer[V]{entry: e, outcome: o, err: e.Data.err}
+	a := answer[V]{entry: e, outcome: o, err: e.Data.err, withoutStore: r.noStore}
 	switch f {
 	case fresh:
 		r.flight.Finish(a)
@@ -280,98 +322,4 @@ func (r *refill[V]) offer(e *entry[V], f freshness, o Outcome) (done bool) {
 		}
 	}
 	return false
-}
-
-// acquire asks for the refill lock and for the claim, which is the right to store what will be loaded. The lock is for
-// efficiency. Correctness comes from the claim.
-func (r *refill[V]) acquire() next {
-	if cause := context.Cause(r.flight.Context()); cause != nil {
-		return failed(cause)
-	}
-	// The load slot comes first: a refill that had the lease and queued for a slot would keep all nodes waiting.
-	free, announced, err := r.loadSlot(r.flight.Inbox(), nil)
-	switch {
-	case err != nil:
-		return failed(err)
-	case announced != nil:
-		return r.onAnnouncement(*announced)
-	}
-	r.flight.DrainInbox() // the store's reply will be newer than these announcements
-	return r.acquireWith(free)
-}
-
-func (r *refill[V]) acquireWith(free func()) next {
-	a, err := r.callAcquire(free)
-	switch {
-	case err != nil:
-		r.giveBack(a.token) // the store may have taken the lease nevertheless
-		return r.storeFailed(err)
-	case a.State == driver.Changed:
-		return r.serve(snapshot{record: a.Record, epoch: r.epoch}, OutcomeShared)
-	case a.State == driver.Held:
-		return next{step: stepWait, acquisition: a}
-	}
-	return next{step: stepLoad, acquisition: a}
-}
-
-// callAcquire calls the store. If the store grants the lease, the acquisition owns free.
-func (r *refill[V]) callAcquire(free func()) (a *acquisition, err error) {
-	r.manyRead = true // what the GetMany has read is outdated from now on
-	r.epoch = r.l1.Epoch(r.key)
-	ctx, done := r.storeCall()
-	defer done()
-	a = &acquisition{token: r.node.token(), asked: time.Now(), free: free}
-	a.AcquireResult, err = r.store.Acquire(ctx, driver.AcquireRequest{
-		Key: r.full(r.key), Token: a.token, Seen: r.seen,
-		LeaseTTL: r.cfg.LockTTL, ClaimTTL: r.cfg.LoadTimeout + r.cfg.LockTTL, Mode: r.mode,
-	})
-	if err != nil || a.State != driver.Acquired {
-		free()
-	}
-	return a, err
-}
-
-// wait is the step of a refill that did not get the lease. If the key has a back-off, the error of the back-off is the
-// answer. If another node loads, a refill without waiting callers ends. Any other refill waits until the result is
-// announced, the lease ends, or all callers have left. There is no polling.
-func (r *refill[V]) wait(a *acquisition) next {
-	switch {
-	case a.Holder == "" && tooLong(a.Left, r.cfg.MaxErrorTTL):
-		r.mode = driver.Force
-		return next{step: stepAcquire}
-	case a.Holder == "":
-		return failed(r.loadErrorOf(r.key, a.Failure, a.Left))
-	case r.flight.Unawaited():
-		r.emit(Event{Kind: EventRefreshSkipped, Key: r.key})
-		return next{step: stepDone}
-	case r.mode == driver.Try: // a caller has joined: the store must note that the lease is awaited
-		r.mode = driver.Wait
-		return next{step: stepAcquire}
-	}
-	r.awaited = a.Holder
-	timer := time.NewTimer(waitFor(a.Left, r.cfg.LockTTL))
-	defer timer.Stop()
-	select {
-	case announced := <-r.flight.Inbox():
-		return r.onAnnouncement(announced)
-	case <-timer.C:
-		return next{step: stepAcquire}
-	case <-r.flight.Context().Done():
-		return failed(context.Cause(r.flight.Context()))
-	}
-}
-
-// onAnnouncement decides what an announcement means for a waiting refill. It is the result of the load that this refill
-// waits for, or only a reason to ask the store again.
-func (r *refill[V]) onAnnouncement(a driver.Announcement) next {
-	awaited := a.Token == r.awaited && r.awaited != ""
-	switch {
-	case awaited && a.Kind == driver.Filled && len(a.Record) > 0:
-		return r.serve(snapshot{record: a.Record, epoch: r.epoch}, OutcomeLoadedElsewhere)
-	case awaited && a.Kind == driver.Failed:
-		return failed(r.loadErrorOf(r.key, a.Failure, 0))
-	case a.Kind == driver.Filled:
-		return next{step: stepLookUp}
-	}
-	return next{step: stepAcquire}
 }

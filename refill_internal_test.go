@@ -11,12 +11,13 @@ import (
 	"github.com/refill-go/refill/internal/flight"
 )
 
-// A caller joins a background refresh that does not get the lease.
+// A caller joins a background refresh that then fails to get the lease.
 //
-//  1. Another fill holds the lease.
-//  2. A background refresh is about to acquire in mode Try: no caller waits.
-//  3. The L1 entry is gone. A caller joins the refresh and waits for its value.
-//  4. The refresh must register a waiter on the lease. Otherwise the holder publishes without an announcement.
+//  1. Another node holds the lease.
+//  2. A background refresh begins. The Acquire of this refresh will use mode Try, because no caller waits.
+//  3. A caller finds no L1 entry. So the caller joins the refresh and waits for the value.
+//  4. The Acquire of the refresh must now register a waiter on the lease. Otherwise the holder of the lease publishes
+//     without an announcement.
 func TestCallerJoinsARefreshThatLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared, ctx := memory.New(), t.Context()
@@ -58,6 +59,40 @@ func TestCallerJoinsARefreshThatLost(t *testing.T) {
 		got := l.wait(ctx, caller)
 		if late := time.Since(published); got == nil || got.entry == nil || got.entry.Data.value != "theirs" || late != 0 {
 			t.Errorf("got %+v %v after it was published, want \"theirs\" at once", got, late)
+		}
+	})
+}
+
+// MS HybridCache does not read its memory again inside a flight.
+//
+//  1. A caller finds nothing in memory.
+//  2. The flight of another caller stores the value and ends.
+//  3. The first caller starts a new flight, which loads again.
+//
+// Here the new flight of the first caller reads L1 again and finds the value, so it does not load.
+func TestMissAtTheEndOfAFlight(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		loads, ctx := 0, t.Context()
+		l, err := New("thing", func(context.Context, string) (string, error) { loads++; return "v", nil },
+			Config{TTL: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		q, err := l.request(ctx, "k", GetOptions[string]{})
+		if err != nil || l.fromL1(ctx, q, 0) != nil {
+			t.Fatalf("got an answer of L1 or %v, want a miss", err)
+		}
+		if _, err := l.Get(ctx, "k"); err != nil {
+			t.Fatal(err)
+		}
+		m, err := l.join(ctx, q)
+		if err != nil || m.role != flight.Leader {
+			t.Fatalf("joined as %v, %v, want a new flight", m.role, err)
+		}
+		l.start(ctx, m.flight, q)
+		if a := l.wait(ctx, m); a == nil || a.outcome != OutcomeHit || loads != 1 {
+			t.Errorf("got %+v after %d loads, want a hit after 1", a, loads)
 		}
 	})
 }

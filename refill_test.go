@@ -14,7 +14,8 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file tests a refill on several nodes: the lookup, the acquisition, the wait for another node, and the takeover.
+// This file tests refills of one key on several nodes: the lookup, Acquire, the wait for another node, and the
+// takeover from a node that died.
 
 func TestOneLoadPerExpiryInTheFleet(t *testing.T) {
 	for _, staleFor := range []time.Duration{0, 10 * time.Second} {
@@ -43,7 +44,7 @@ func TestOneLoadPerExpiryInTheFleet(t *testing.T) {
 				if n := d.most.Load(); n != 1 {
 					t.Errorf("got %d loads at once, want 1", n)
 				}
-				// TTL counts from the start of the load, so one load begins per second, or a little later.
+				// TTL counts from the start of a load, so each load begins 1 s after the previous load began, or a little later.
 				if n := d.loads.Load(); n < 9 || n > 11 {
 					t.Errorf("got %d loads in 10s with a TTL of 1s, want 9 to 11", n)
 				}
@@ -55,8 +56,8 @@ func TestOneLoadPerExpiryInTheFleet(t *testing.T) {
 	}
 }
 
-// A load takes longer than TTL and LockTTL, so its value has expired when the value is published. All waiters get the
-// value nevertheless. Otherwise the nodes would load one after another, three seconds each.
+// A load takes longer than TTL and LockTTL, so its value has already expired when it is published. All waiters must
+// get the value nevertheless. Otherwise the eight nodes would load one after another, three seconds each.
 func TestLoadLongerThanTTLAndLockTTL(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 3 * time.Second}
@@ -86,7 +87,7 @@ func TestADeadHoldersWorkIsTakenOver(t *testing.T) {
 				na := node(t, d.load, refill.Config{Shared: a})
 				nb := node(t, d.load, refill.Config{Shared: b})
 				go func() { _, _ = na.Get(t.Context(), "k") }()
-				time.Sleep(400 * ms) // renewed once
+				time.Sleep(400 * ms) // node a has renewed its lease once
 				a.died.Store(true)
 				b.mute.Store(announcementsLost)
 				died := time.Now()
@@ -101,7 +102,8 @@ func TestADeadHoldersWorkIsTakenOver(t *testing.T) {
 	}
 }
 
-// pairOfMisses is a pair whose node l has missed many keys. From now on l acquires without a lookup.
+// pairOfMisses makes a pair of nodes and lets node l miss 40 keys. Node l then begins a refill with Acquire and skips
+// the lookup, because more than half of the recent lookups of l missed.
 func pairOfMisses(t *testing.T, d *db, cfg refill.Config) (s *spy, l, peer *refill.Loader[string]) {
 	t.Helper()
 	s, l, peer = pair(t, d, cfg)
@@ -114,8 +116,8 @@ func pairOfMisses(t *testing.T, d *db, cfg refill.Config) (s *spy, l, peer *refi
 	return s, l, peer
 }
 
-// If most lookups miss, a load costs two calls of the store: Acquire and Publish. Acquire still returns a value that
-// the store has.
+// A node whose lookups mostly miss skips the lookup. A load must then cost two calls of the store: Acquire and Publish.
+// If the store has a value, Acquire must return that value.
 func TestAcquireWithoutALookup(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 100 * ms}
@@ -135,7 +137,8 @@ func TestAcquireWithoutALookup(t *testing.T) {
 	})
 }
 
-// After LocalTTL a node no longer trusts its L1 entry and reads the store. The store may still have a fresh value.
+// After LocalTTL a node no longer trusts its L1 entry. The node must read the store before Acquire, because the store
+// may still have a fresh value. This also holds for a node whose lookups mostly miss.
 func TestLookupOfAValueThatL1NoLongerTrusts(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: ms}
@@ -150,8 +153,8 @@ func TestLookupOfAValueThatL1NoLongerTrusts(t *testing.T) {
 	})
 }
 
-// A flight that gets no load slot reads the store before it queues for a slot. If the store has a value by then, the
-// flight needs no load.
+// A flight finds all load slots in use. The flight must read the store before it waits for a load slot. If the store
+// has a value, the flight needs no load.
 func TestLookupWithoutALoadSlot(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 100 * ms}
@@ -167,7 +170,8 @@ func TestLookupWithoutALoadSlot(t *testing.T) {
 	})
 }
 
-// Acquire finds a stale value in the store. The value is served at once, and refreshed.
+// Acquire without a lookup finds a stale value in the store. The caller is served the stale value at once, and a
+// background refresh loads the new value.
 func TestAcquireFindsAStaleValue(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 100 * ms}
@@ -185,8 +189,8 @@ func TestAcquireFindsAStaleValue(t *testing.T) {
 	})
 }
 
-// An Acquire without a lookup finds that another node holds the lease. The caller of the Get gets the value as soon as
-// the holder publishes the value.
+// Acquire without a lookup finds that another node holds the lease. The caller must get the value at the moment when
+// the holder publishes it.
 func TestAcquireThatLosesWaits(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 100 * ms}
@@ -201,8 +205,8 @@ func TestAcquireThatLosesWaits(t *testing.T) {
 	})
 }
 
-// The holder of the lease announces its value while another node waits for the reply to its Acquire. The waiting node
-// does not miss the announcement.
+// The holder of the lease announces its value while another node waits for the reply to its Acquire. The other node
+// must not miss the announcement.
 func TestAnnouncementBeforeTheReplyToAcquire(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 100 * ms}
@@ -226,8 +230,8 @@ func TestAnnouncementBeforeTheReplyToAcquire(t *testing.T) {
 	})
 }
 
-// Acquire fails, so the value is loaded without the store. The failed call may have acquired the lease, so the lease is
-// released.
+// Acquire returns an error, so the node loads without the store. The store may nevertheless have executed the Acquire,
+// so the node must release the lease.
 func TestAcquireThatFails(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: ms}
@@ -241,7 +245,7 @@ func TestAcquireThatFails(t *testing.T) {
 	})
 }
 
-// The only caller leaves after its flight has acquired the lease without a lookup. The lease is free again at once.
+// A flight acquires the lease without a lookup. Its only caller leaves. The flight must release the lease at once.
 func TestCallerLeavesDuringAcquire(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: time.Second}
@@ -256,12 +260,12 @@ func TestCallerLeavesDuringAcquire(t *testing.T) {
 	})
 }
 
-// The network duplicates an Acquire.
+// The network delivers an Acquire twice.
 //
 //  1. A node acquires the lease and begins to load.
-//  2. Another node invalidates the key. Lease and claim are gone.
-//  3. The copy of the Acquire arrives and takes lease and claim again, with the token of the first load.
-//  4. The load ends. Its value must not be stored: the load began before the Invalidate.
+//  2. Another node invalidates the key, which removes the lease and the claim.
+//  3. The copy of the Acquire arrives, and takes lease and claim again with the token of the first Acquire.
+//  4. The load ends. Its value must not be stored, because the load began before the Invalidate.
 func TestDuplicatedAcquireAfterAnInvalidate(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		shared := memory.New()

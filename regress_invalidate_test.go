@@ -13,8 +13,9 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file tests bugs of other libraries where an invalidation meets a fill. The head of regress_lock_test.go explains
-// these files. Tests in other files cover these bugs:
+// This file tests that refill does not have certain bugs of other libraries in which an invalidation and a fill
+// overlap. The comment at the top of regress_lock_test.go explains the regress files. Tests in other files check that
+// refill does not have these bugs:
 //
 //	FusionCache (fixed): a message about a value older than the one in L1      TestAnAnnouncementOutOfOrder
 //	FusionCache (fixed): an invalidation that could not be sent is lost        TestWithoutTheStore
@@ -22,7 +23,7 @@ import (
 
 // In sturdyc, hot, gocache, jetcache-go, go-redis/cache, go-zero (#3000) and Guava (#1881, open since 2014) a value
 // that is deleted during its load comes back for a whole TTL. Here the loading node or another node invalidates or
-// expires the key during the load. Afterwards neither the store nor the L1 of any node may have the old value as fresh.
+// expires the key during the load. After that, neither the store nor the L1 of any node has the old value as fresh.
 func TestInvalidateDuringALoad(t *testing.T) {
 	for by, name := range []string{"the node that loads", "another node"} {
 		for _, expire := range []bool{false, true} {
@@ -44,7 +45,7 @@ func TestInvalidateDuringALoad(t *testing.T) {
 					}
 					wg.Wait()
 					synctest.Wait()
-					for i, l := range append(nodes, fleet(t, 1, d, cfg)...) { // and a new node with an empty L1
+					for i, l := range append(nodes, fleet(t, 1, d, cfg)...) { // the last node is new and has an empty L1
 						if v := get(t, l, "k"); v != "k v1" {
 							t.Errorf("node %d: got %q, want \"k v1\"", i, v)
 						}
@@ -55,11 +56,11 @@ func TestInvalidateDuringALoad(t *testing.T) {
 	}
 }
 
-// layered-loader#414, lakekeeper#1843, and all libraries that compare the value or its time have the ABA problem.
+// Libraries that compare the stored value or its time have the ABA problem (layered-loader#414, lakekeeper#1843).
 //
 //  1. A slow load begins. The store has no value.
 //  2. Another node invalidates the key and loads it, twice, and then invalidates it once more.
-//  3. The slow load ends. The store has no value, as before, so these libraries store the old value.
+//  3. The slow load ends. The store has no value, as in step 1, so these libraries store the old value.
 //
 // Here the Invalidates have ended the claim of the slow load, so the old value is not stored.
 func TestTwoInvalidatesDuringALoad(t *testing.T) {
@@ -85,9 +86,9 @@ func TestTwoInvalidatesDuringALoad(t *testing.T) {
 	})
 }
 
-// FusionCache (in the background), bentocache and dogpile.cache stamp a value with the end of its load. An invalidation
-// during the load then seems older than the value, and the value lives too long by the length of the load. Here the age
-// of a value counts from the start of its load.
+// FusionCache (in the background), bentocache and dogpile.cache stamp a value with the end of its load. An
+// invalidation during the load then seems older than the value. Also, the value lives too long by the duration of the
+// load. Here the age of a value counts from the start of its load.
 func TestAgeCountsFromTheStartOfTheLoad(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 600 * ms}
@@ -97,7 +98,7 @@ func TestAgeCountsFromTheStartOfTheLoad(t *testing.T) {
 		if err != nil || r.Age != 600*ms || r.Remaining != 400*ms {
 			t.Errorf("got %+v, %v, want age 600ms, 400ms left: both count from the start of the load", r, err)
 		}
-		time.Sleep(450 * ms) // and a tick of the coarse clock
+		time.Sleep(450 * ms) // the 400 ms that are left, and a tick of the coarse clock
 		for _, l := range nodes {
 			get(t, l, "k")
 		}
@@ -107,8 +108,8 @@ func TestAgeCountsFromTheStartOfTheLoad(t *testing.T) {
 	})
 }
 
-// sturdyc's Delete removes the value from memory alone. The next Get brings the old value back from the shared store.
-// Here Invalidate removes the value from the store and from the L1 of every node.
+// Delete of sturdyc removes the value from memory alone, so the next Get reads the old value from the shared store
+// again. Here Invalidate removes the value from the store and from the L1 of every node.
 func TestInvalidateReachesStoreAndL1(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -124,8 +125,8 @@ func TestInvalidateReachesStoreAndL1(t *testing.T) {
 		if b, err := cfg.Shared.Get(t.Context(), "thing:k"); b != nil || err != nil {
 			t.Errorf("got record %q, %v in the store, want none", b, err)
 		}
-		synctest.Wait()                                           // for the announcement
-		for i, l := range append(nodes, fleet(t, 1, d, cfg)...) { // and a new node with an empty L1
+		synctest.Wait()                                           // until node 1 has handled the announcement
+		for i, l := range append(nodes, fleet(t, 1, d, cfg)...) { // the last node is new and has an empty L1
 			if v := get(t, l, "k"); v != "k v1" {
 				t.Errorf("node %d: got %q, want \"k v1\"", i, v)
 			}
@@ -133,11 +134,13 @@ func TestInvalidateReachesStoreAndL1(t *testing.T) {
 	})
 }
 
-// A refresh of redcache writes its value if the key exists and is not locked.
+// A refresh of redcache stores its value if the key exists and is not locked.
 //
 //  1. A refresh reads v0.
 //  2. Another node deletes the key and fills it with v1.
-//  3. The refresh ends. The key exists and is not locked, so v0 overwrites v1. Here v0 is rejected.
+//  3. The refresh ends. The key exists and is not locked, so v0 overwrites v1.
+//
+// Here the store rejects v0, because the refresh has lost its claim.
 func TestRefreshKeepsANewerValue(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -153,7 +156,7 @@ func TestRefreshKeepsANewerValue(t *testing.T) {
 			t.Fatal(err)
 		}
 		get(t, nodes[1], "k")
-		time.Sleep(500 * ms) // the refresh has ended
+		time.Sleep(500 * ms) // until the refresh has ended
 		for i, l := range nodes {
 			if v := get(t, l, "k"); v != "k v1" {
 				t.Errorf("node %d: got %q, want \"k v1\": the refresh overwrote it", i, v)
@@ -162,8 +165,8 @@ func TestRefreshKeepsANewerValue(t *testing.T) {
 	})
 }
 
-// maypok86/otter#137: after an invalidation during a load, one of the callers gets "" and no error. Here every caller
-// gets a value.
+// In maypok86/otter (#137) one of the callers gets "" and no error if the key is invalidated during the load. Here
+// every caller gets a value.
 func TestGetsDuringInvalidatesHaveAValue(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 100 * ms}
@@ -188,9 +191,9 @@ func TestGetsDuringInvalidatesHaveAValue(t *testing.T) {
 	})
 }
 
-// ristretto (dgraph-io/ristretto#52), which our L1 uses, queues a Set and executes a Del at once. A Get after Set and
-// Del can therefore find the value. go-redis/cache (#72, #105) has a local cache of the same kind, which does not
-// overwrite. Here a Get returns the current value after each Invalidate and each Refresh.
+// ristretto, which L1 uses, queues a Set but executes a Del at once (dgraph-io/ristretto#52). So a Get after Set and
+// Del can still find the value. The local cache of go-redis/cache (#72, #105) queues writes as well, and does not
+// overwrite a value. Here a Get returns the current value after each Invalidate and after each Refresh.
 func TestL1KeepsTheOrderOfWrites(t *testing.T) {
 	var version atomic.Int64
 	d := &db{}
@@ -216,8 +219,8 @@ func TestL1KeepsTheOrderOfWrites(t *testing.T) {
 	}
 }
 
-// viney-shih/go-cache publishes an eviction whenever it fills its memory, even from the shared store. So the nodes
-// evict each other's entries for ever. Here a node that fills its L1 from the store announces nothing.
+// A node of viney-shih/go-cache publishes an eviction whenever it fills its memory, even from the shared store. So the
+// nodes evict each other's entries for ever. Here a node that fills its L1 from the store announces nothing.
 func TestFillOfL1IsNotAnnounced(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		shared := memory.New()
@@ -241,9 +244,9 @@ func TestFillOfL1IsNotAnnounced(t *testing.T) {
 	})
 }
 
-// Nodes that fetch announced keys which they do not have cause a stampede. FusionCache drops such messages. Nodes that
-// handle their own announcements cause a stampede as well. Here an announcement of a key that the node does not have
-// costs no call of the store.
+// Nodes that read each announced key from the store overload the store. FusionCache therefore ignores messages about
+// keys that a node does not have. Nodes that handle their own announcements overload the store as well. Here a node
+// makes no call of the store for an announced key that its L1 does not have.
 func TestAnnouncementsOfOtherKeysCostNoCall(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s, l, peer := pair(t, &db{}, refill.Config{TTL: time.Hour})
@@ -266,8 +269,8 @@ func TestAnnouncementsOfOtherKeysCostNoCall(t *testing.T) {
 	})
 }
 
-// A fill that could not be stored must not be announced. Otherwise other nodes would read the old value again.
-// FusionCache sends no notification if the write failed. Here a rejected publication is not announced either.
+// FusionCache sends no message about a value if the write of the value failed. Otherwise other nodes would read the
+// old value again. Here refill does not announce a value that the store rejected.
 func TestRejectedPublishIsNotAnnounced(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		shared := memory.New()
@@ -279,7 +282,7 @@ func TestRejectedPublishIsNotAnnounced(t *testing.T) {
 		})()
 		d := &db{took: 100 * ms}
 		l := fleet(t, 1, d, refill.Config{TTL: time.Hour, Shared: shared})[0]
-		get(t, l, "k") // so that the refresh replaces a value: otherwise it would not be announced in any case
+		get(t, l, "k") // stores a value: a Refresh that replaces no value is never announced here
 		refreshed := make(chan error, 1)
 		go func() { refreshed <- l.Refresh(t.Context(), "k") }()
 		defer func() {
@@ -299,9 +302,9 @@ func TestRejectedPublishIsNotAnnounced(t *testing.T) {
 	})
 }
 
-// A message that says only "changed" turns an expired value into a deleted one. No value is then left to serve when the
-// load fails. FusionCache distinguishes Remove and Expire for that reason. Here Expire keeps the stale value on every
-// node.
+// If a message says only that a key has changed, other nodes delete their value even after a mere expiry. No old value
+// is then left to serve when the load fails. So FusionCache has separate messages for Remove and Expire. Here every
+// node keeps the stale value after an Expire.
 func TestExpireKeepsTheStaleValue(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -322,8 +325,9 @@ func TestExpireKeepsTheStaleValue(t *testing.T) {
 	})
 }
 
-// FusionCache keeps only the last of the messages that it could not send. An Expire after a Remove then keeps a value
-// that must no longer be served. Here an Expire does not replace an Invalidate that waits for the store.
+// FusionCache keeps only the last message about a key that it could not send. If that message is an Expire after a
+// Remove, a value survives that must no longer be served. Here an Expire does not replace an Invalidate that waits for
+// its retry.
 func TestExpireDoesNotReplaceAPendingInvalidate(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s, l, peer := pair(t, &db{}, refill.Config{TTL: time.Hour, StaleFor: time.Hour})
@@ -340,9 +344,9 @@ func TestExpireDoesNotReplaceAPendingInvalidate(t *testing.T) {
 	})
 }
 
-// In FusionCache with SkipDistributedCacheReadWhenStale, and in Laravel without its comparison of "created", a node
-// whose L1 entry is stale loads at once. Another node may have refreshed the value, and only its announcement was lost.
-// Here the node reads the store first and finds the new value.
+// In FusionCache with SkipDistributedCacheReadWhenStale, a node whose L1 entry is stale loads at once. But another
+// node may have refreshed the value, and only the announcement was lost. (Laravel compares the stored "created" time
+// before it loads.) Here the node reads the store first and finds the new value.
 func TestRefreshReadsTheStoreFirst(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -362,10 +366,10 @@ func TestRefreshReadsTheStoreFirst(t *testing.T) {
 	})
 }
 
-// Rails' race_condition_ttl is the time after expiry in which one process refreshes and the others get the stale value.
-// Rails reads and then writes, so two processes can both win the refresh. Once that time is over, all processes load.
-// Here eight nodes call Get at the same moment, once while the value is stale and once after it has
-// expired. Each time one node loads.
+// With race_condition_ttl of Rails, one process refreshes an expired value. For the length of race_condition_ttl, the
+// other processes get the stale value. Rails reads and then writes, so two processes can both win the refresh. Later
+// all processes load. Here eight nodes call Get at the same moment, once while the value is stale and once after it
+// has expired. Each time only one node loads.
 func TestOneLoadIfAllNodesRefresh(t *testing.T) {
 	for state, after := range map[string]time.Duration{"stale": 2 * time.Second, "expired": time.Minute} {
 		t.Run(state, func(t *testing.T) {

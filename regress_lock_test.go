@@ -16,9 +16,10 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// The regress_*_test.go files test bugs that other cache and lock libraries have or had, and that refill could have as
-// well. The comment above a test names the library, its issue if there is one, and the damage. Then it says what refill
-// does. This file tests the lease, the claim and locks. Tests in other files cover these bugs:
+// The regress_*_test.go files test that refill does not have certain bugs of other cache and lock libraries. The
+// comment above a test names the library, its issue if there is one, and the damage that the bug does. The sentence
+// that begins with "Here" says what refill does instead. This file tests the lease, the claim and locks. Tests in
+// other files check that refill does not have these bugs:
 //
 //	bsm/redislock#21, #34, #74: a wait for a lock ends with the lock's TTL     TestLockWaitsForCtxOnly
 //	etcd#10811, redisson#3636: a lock that has ended is not reported as lost   TestLockIsLostInTime
@@ -26,11 +27,11 @@ import (
 //	etcd#11456: a waiter whose lease has ended still takes the lock            TestLockTakenAwayIsNoticed
 //	redis/docs: a waiter whose wake-up is lost loads without a lookup          TestALostFilledAnnouncement
 //
-// Bugs on the wire (expiry of keys, clocks, lost replies, slots) are tested in internal/realtest.
+// internal/realtest tests refill against bugs that need a real server: expiry of keys, clocks, lost replies and slots.
 
 // rockscache sets its lock without a TTL. So do Laravel's flexible() (0 s by default), dogpile.cache (#261) and
-// Spring's ~lock (#2598). After a crash the key is locked for ever. Here a node dies after a step of a refill, and
-// another node loads the key at most LockTTL + 500 ms later. The test does this for each step.
+// Spring's ~lock (#2598). After a crash the key is locked for ever. Here a node dies after one step of a refill, and
+// another node loads the key at most LockTTL + 500 ms later. The test has one run per step.
 func TestLeaseEndsWhenItsHolderDies(t *testing.T) {
 	for _, step := range []string{"acquire", "renew", "publish"} {
 		t.Run("dies after "+step, func(t *testing.T) {
@@ -78,9 +79,9 @@ func TestLeaseIsFreeAfterAPanic(t *testing.T) {
 	})
 }
 
-// In rueidis (#1010) and entcache all fills of one process have the same owner id. The end of the first fill then
-// stores its old value, or frees the lock of the second fill. Here each fill has its own token, so the first fill
-// stores nothing and frees no other lease.
+// In rueidis (#1010) and entcache all fills of one process have the same owner id. So when a first fill ends, it
+// stores its old value, or frees the lock of a second fill. Here each fill has its own token. The first fill, which
+// was invalidated, stores nothing and does not free the lease of the second fill.
 func TestFillsOfOneProcessHaveTheirOwnTokens(t *testing.T) {
 	for _, leaves := range []bool{false, true} {
 		t.Run(fmt.Sprintf("the first caller leaves %v", leaves), func(t *testing.T) {
@@ -100,7 +101,7 @@ func TestFillsOfOneProcessHaveTheirOwnTokens(t *testing.T) {
 					t.Fatal(err)
 				}
 				go func() { _, _ = l.GetWith(t.Context(), "k", says("second", time.Second)) }()
-				time.Sleep(500 * ms) // the first load has ended
+				time.Sleep(500 * ms) // until the first load has ended
 				if v := get(t, peer, "k"); v != "second" {
 					t.Errorf("got %q, want \"second\"", v)
 				}
@@ -109,8 +110,8 @@ func TestFillsOfOneProcessHaveTheirOwnTokens(t *testing.T) {
 	}
 }
 
-// rueidis#1010: the caller gives up while its command is on its way. The command still takes the lock, and no holder
-// will free the lock. Here refill frees the lease or lock of such a command.
+// In rueidis (#1010) the caller gives up while its lock command is on its way. The command still takes the lock, and
+// no holder ever frees it. Here refill frees a lease or lock that such a command may have taken.
 func TestCancelledAcquireLeavesNoLock(t *testing.T) {
 	t.Run("Loader", func(t *testing.T) {
 		bubble(t, func(t *testing.T) {
@@ -151,8 +152,8 @@ func TestCancelledAcquireLeavesNoLock(t *testing.T) {
 }
 
 // redis/docs, replicate/go and redsync release the lock with the ctx of the caller. If that ctx has ended, the lock is
-// not released, and all other callers wait for the TTL of the lock. Here a lease or lock is released even if the ctx of
-// the caller has ended.
+// not released, and all other callers wait for the TTL of the lock. Here refill releases a lease or lock even if the
+// ctx of the caller has ended.
 func TestReleaseWithACancelledCtx(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		shared := memory.New()
@@ -180,9 +181,10 @@ func TestReleaseWithACancelledCtx(t *testing.T) {
 	})
 }
 
-// cacheme-go ends a fill with DEL lock. redcache ends a refresh in the same way, and the lock of redcache has the value
-// "1" for every holder. A holder that was overtaken then frees the lock of the new holder, and a third node loads. Here
-// an overtaken holder leaves the lease of the new holder alone, however its load ends.
+// cacheme-go ends a fill with a DEL of the lock, even if another process holds the lock. redcache ends a refresh with
+// the same DEL. The lock of redcache has the value "1" for every holder. So a holder that was overtaken frees the lock
+// of the new holder, and a third node loads. Here an overtaken holder does not free the lease of the new holder. The
+// test has one run per way in which the load of the overtaken holder can end.
 func TestOvertakenHolderFreesNoOtherLease(t *testing.T) {
 	for name, end := range map[string]func(context.Context) (string, error){
 		"with a value":  func(context.Context) (string, error) { return "overtaken", nil },
@@ -207,7 +209,7 @@ func TestOvertakenHolderFreesNoOtherLease(t *testing.T) {
 				go func() { _, _ = a.Get(t.Context(), "k") }()
 				time.Sleep(100 * ms)
 				frozen.died.Store(true)
-				defer behind(t, b, "k")() // takes over after 1 s and loads until 3 s
+				defer behind(t, b, "k")() // takes over when the lease of a ends after 1 s, and loads until 3 s
 				time.Sleep(1400 * ms)
 				frozen.died.Store(false) // the load of a ends after 2 s
 				time.Sleep(time.Second)
@@ -223,7 +225,9 @@ func TestOvertakenHolderFreesNoOtherLease(t *testing.T) {
 //
 //  1. A node reads the store and finds no value.
 //  2. Another node fills the key.
-//  3. The first node acquires the lock and loads, although the store has the value. Here it gets that value instead.
+//  3. The first node acquires the lock and loads, although the store has the value.
+//
+// Here the Acquire of step 3 returns the value to the first node, and the node does not load.
 func TestAcquireSeesANewerValue(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		shared := memory.New()
@@ -237,8 +241,8 @@ func TestAcquireSeesANewerValue(t *testing.T) {
 	})
 }
 
-// In redis/docs and entcache all waiters load at once when the wait for the lock ends. Here the holder dies without an
-// announcement while 50 callers on five nodes wait for it, and the waiters cause one load.
+// In redis/docs and entcache all waiters load at once when the wait for the lock ends. Here 50 callers on five nodes
+// wait for the lease of a holder that dies without an announcement. The waiters cause one load.
 func TestWaitersOfADeadHolderLoadOnce(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		shared := memory.New()
@@ -260,8 +264,8 @@ func TestWaitersOfADeadHolderLoadOnce(t *testing.T) {
 	})
 }
 
-// In cachestore-redis the retry interval of a waiter grows past its maximum, and rand.Intn panics. Here a wait for a
-// load or for a lock can last several thousand lease times.
+// In cachestore-redis the retry interval of a waiter grows past its maximum, and then rand.Intn panics. Here a wait
+// for a load or for a lock can last several thousand times LockTTL.
 func TestWaitOfManyRounds(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * time.Minute}
@@ -293,8 +297,8 @@ func TestWaitOfManyRounds(t *testing.T) {
 	})
 }
 
-// rockscache's setBatchScript returns at the first key whose lock is lost. If one key is invalidated during a fill of
-// many keys, the other keys stay locked and without a value. Here the other keys are stored, and the invalidated key is
+// rockscache's setBatchScript stops at the first key whose lock is lost. If one key is invalidated during a fill of
+// many keys, other keys stay locked and get no value. Here the other keys are stored, and the invalidated key is
 // loaded again.
 func TestRefreshOfManyWithOneInvalidated(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -321,9 +325,9 @@ func TestRefreshOfManyWithOneInvalidated(t *testing.T) {
 	})
 }
 
-// FusionCache leaked its lock when the write to the store was skipped (#644), when a write threw (#646) and when the
-// factory panicked (#647). Every later caller waited for the end of the lock. Here every way in which a load can end
-// frees the lease.
+// FusionCache did not free its lock if the write to the store was skipped (#644), if a write threw an exception
+// (#646), or if the load function panicked (#647). Every later caller waited for the end of the lock. Here every load
+// frees the lease. The test has one run per way in which a load can end.
 func TestEveryEndOfALoadFreesTheLease(t *testing.T) {
 	for name, end := range map[string]func(ctx context.Context, peer *refill.Loader[panicky]) (panicky, error){
 		"NoStore": func(ctx context.Context, _ *refill.Loader[panicky]) (panicky, error) {
@@ -371,8 +375,8 @@ func TestEveryEndOfALoadFreesTheLease(t *testing.T) {
 	}
 }
 
-// redisson#775, #3194, #5698: after a failed renewal no other renewal follows, and a load loses its lock while it runs.
-// Here a failed renewal is repeated, and the load keeps its lease.
+// redisson (#775, #3194, #5698) does not repeat a renewal that failed, so a running load loses its lock. Here refill
+// repeats a failed renewal, and the load keeps its lease.
 func TestRenewalIsRetried(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 5 * time.Second}
@@ -394,8 +398,8 @@ func TestRenewalIsRetried(t *testing.T) {
 	})
 }
 
-// redisson#7272, #1966: a renewal is on its way when the lock is released. The server executes the renewal after the
-// release, and the key stays locked for ever. Here no renewal follows a release, and the key is free.
+// In redisson (#7272, #1966) a renewal is on its way when the lock is released. The server executes the renewal after
+// the release, and the key stays locked for ever. Here no renewal follows a release, and the key is free.
 func TestNoRenewalAfterRelease(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := &flaky{Locks: memory.New()}
@@ -405,7 +409,7 @@ func TestNoRenewalAfterRelease(t *testing.T) {
 		}
 		time.Sleep(300 * ms)
 		f.hang.Store(true)
-		time.Sleep(100 * ms) // a renewal is stuck
+		time.Sleep(100 * ms) // a renewal waits for its reply
 		f.hang.Store(false)
 		began := time.Now()
 		if err := k.Release(t.Context()); err != nil || time.Since(began) != 0 {
@@ -424,8 +428,8 @@ func TestNoRenewalAfterRelease(t *testing.T) {
 	})
 }
 
-// etcd#22082: a second unlock deletes the newer lock of the same session. Here a second Release does not touch the
-// newer lock.
+// In etcd (#22082) a second unlock of an old lock deletes the newer lock of the same session. Here a second Release of
+// an old lock does not free the newer lock.
 func TestSecondReleaseKeepsTheNewerLock(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := memory.New()
@@ -450,8 +454,8 @@ func TestSecondReleaseKeepsTheNewerLock(t *testing.T) {
 	})
 }
 
-// cirello-io/pglock#175, #18: the renewal uses the ctx of the acquisition. A deadline for the acquisition then ends the
-// lock as well. Here a lock outlives the ctx of its Lock call.
+// In cirello-io/pglock (#175, #18) the renewal uses the ctx with which the lock was acquired. So a deadline that
+// should bound the acquisition also ends the lock. Here a lock lives on after the ctx of its Lock call has ended.
 func TestLockOutlivesTheCtxOfItsAcquire(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*ms)
@@ -470,8 +474,9 @@ func TestLockOutlivesTheCtxOfItsAcquire(t *testing.T) {
 	})
 }
 
-// curator#1193 (CURATOR-678), consul#4902: a release does not reach the server. The process that tried to release the
-// lock can then never take the lock again. Here the process can take the lock again when the TTL of the lock has ended.
+// In curator (#1193, CURATOR-678) and consul (#4902) a release does not reach the server. The process that tried to
+// release the lock can then never take the lock again. Here this process can take the lock again when the TTL of the
+// lock ends.
 func TestLockAfterAFailedRelease(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := &flaky{Locks: memory.New()}
@@ -497,7 +502,8 @@ func TestLockAfterAFailedRelease(t *testing.T) {
 	})
 }
 
-// lateRelease releases the lock right after a TryLock that found it held.
+// lateRelease is a driver.Locks. If a TryLock finds the lock held, lateRelease calls the function in lost, once, before
+// TryLock returns.
 type lateRelease struct {
 	driver.Locks
 	lost atomic.Pointer[func()]
@@ -512,8 +518,8 @@ func (d *lateRelease) TryLock(ctx context.Context, key, token string, ttl time.D
 	return s, err
 }
 
-// redisson#1763: a waiter subscribes after its failed try. The waiter misses a release between the try and the
-// subscription, and waits for the end of the lock. Here the waiter gets the lock at once.
+// In redisson (#1763) a waiter subscribes after its failed try. If the lock is released between the try and the
+// subscription, the waiter misses the release and waits for the end of the TTL. Here the waiter gets the lock at once.
 func TestReleaseBeforeTheWaitBegins(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &lateRelease{Locks: memory.New()}
@@ -533,8 +539,8 @@ func TestReleaseBeforeTheWaitBegins(t *testing.T) {
 	})
 }
 
-// In dogpile.cache (fixed, it now sorts the keys) two processes that lock the same keys in different orders wait for
-// each other for ever. Here two nodes refresh the same keys in opposite orders, and each Refresh ends.
+// In dogpile.cache two processes that lock the same keys in different orders waited for each other for ever.
+// (dogpile.cache now sorts the keys.) Here two nodes refresh the same keys in opposite orders, and each Refresh ends.
 func TestRefreshOfKeysInTwoOrders(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 100 * ms}
@@ -551,9 +557,9 @@ func TestRefreshOfKeysInTwoOrders(t *testing.T) {
 	})
 }
 
-// Symfony locks one of 25 slots by the hash of the key. A load that gets another key of the same slot waits for itself.
-// This bug took whole worker pools down for years (#41130, #59191, #62328). Here a load can get 300 other keys with one
-// load slot.
+// Symfony locks one of 25 slots, chosen by the hash of the key. A load that gets another key of the same slot waits for
+// itself. For years this bug made whole worker pools hang (#41130, #59191, #62328). Here a load can get 300 other keys
+// with one load slot.
 func TestManyNestedLoadsWithOneSlot(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var l *refill.Loader[string]

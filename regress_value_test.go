@@ -15,16 +15,17 @@ import (
 	"github.com/refill-go/refill/backend/memory"
 )
 
-// This file tests bugs of other libraries about values, keys and lifetimes. The head of regress_lock_test.go explains
-// these files. Tests in other files cover these bugs:
+// This file tests that refill does not have certain bugs of other libraries about values, keys and lifetimes. The
+// comment at the top of regress_lock_test.go explains the regress files. Tests in other files check that refill does
+// not have these bugs:
 //
 //	MS HybridCache, dogpile.cache (fixed): bytes of another type or version break a Get  TestABadRecordIsAMissAndAnEvent
-//	FusionCache warns of contradictory settings; here New rejects them                   TestConfigErrorsNameTheField
+//	FusionCache only warns of contradictory settings, where New returns an error         TestConfigErrorsNameTheField
 //	Rails, Caffeine: nil is not cached, so an absence is loaded again and again          TestAbsence
 
-// rockscache counts in whole seconds and subtracts a delay and a jitter, so a value with a TTL below about 11 s is
-// never cached. go-redis/cache turns a TTL below one second into an hour. async-cache-dedupe turns such a TTL into
-// zero. Here a value with a short TTL is cached for that TTL.
+// rockscache counts in whole seconds and subtracts a delay and a jitter from TTL. So rockscache never caches a value
+// with a TTL below about 11 s. go-redis/cache turns a TTL below one second into an hour. async-cache-dedupe turns a
+// TTL below one second into zero. Here a value with a short TTL is cached for that TTL.
 func TestShortTTLs(t *testing.T) {
 	for _, ttl := range []time.Duration{300 * ms, 999 * ms, 1500 * ms, 10 * time.Second} {
 		t.Run(ttl.String(), func(t *testing.T) {
@@ -43,16 +44,16 @@ func TestShortTTLs(t *testing.T) {
 				getTen(1, "at the start")
 				time.Sleep(ttl * 8 / 10)
 				getTen(1, "within TTL")
-				time.Sleep(ttl*2/10 + 50*ms) // and a tick of the coarse clock
+				time.Sleep(ttl*2/10 + 50*ms) // until TTL and a tick of the coarse clock of L1 are over
 				getTen(2, "after TTL")
 			})
 		})
 	}
 }
 
-// The jitter of go-zero is ± 5 %, and FusionCache adds its jitter to the duration. Some values are then served longer
-// than allowed. Without jitter (rueidisaside, redcache), values that were loaded together expire together. Here the
-// jitter spreads the ends of values and only shortens TTL.
+// The jitter of go-zero is ± 5 %, and FusionCache adds its jitter to the TTL. So both libraries serve some values for
+// longer than TTL. rueidisaside and redcache have no jitter, so values that were loaded together expire together. Here
+// values that were loaded together expire at different times, and no value is fresh for longer than TTL.
 func TestJitterSpreadsAndNeverLengthens(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		const ttl = 100 * time.Second
@@ -71,10 +72,10 @@ func TestJitterSpreadsAndNeverLengthens(t *testing.T) {
 	})
 }
 
-// jetcache-go and go-zero reserve "*" for "not found". rueidisaside takes a value that begins with "rueidisid:" for a
-// lock. redcache takes a value that begins with "__redcache:lock:" for a lock. replicate/go rejects zero values. So
-// each of these libraries cannot cache certain values. Here every value can be cached, even a value that looks like a
-// lock, a failure, a record or a token of refill.
+// jetcache-go and go-zero reserve the value "*" for "not found". rueidisaside treats a value that begins with
+// "rueidisid:" as a lock. redcache treats a value that begins with "__redcache:lock:" as a lock. replicate/go rejects
+// zero values. So each of these libraries cannot cache certain values. Here every value can be cached, even a value
+// that looks like a lock, a failure, a record or a token of refill.
 func TestNoValueIsReserved(t *testing.T) {
 	const key = "k"
 	for _, value := range []string{
@@ -86,7 +87,7 @@ func TestNoValueIsReserved(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				cfg := refill.Config{TTL: time.Hour, StaleFor: time.Hour, Shared: memory.New()}
 				l, reader := node(t, says(value, 0), cfg), node(t, never(t), cfg)
-				for range 2 { // from the load, the store, and L1
+				for range 2 { // the first Gets load or read the store, the later Gets read L1
 					for _, l := range []*refill.Loader[string]{l, reader} {
 						if v, err := l.Get(t.Context(), key); v != value || err != nil {
 							t.Errorf("got %q, %v, want %q", v, err, value)
@@ -105,8 +106,9 @@ func TestNoValueIsReserved(t *testing.T) {
 	}
 }
 
-// In sturdyc a corrupt or old record in the shared store fails every Get until the TTL of the record ends. Here such a
-// record is a miss, and the next load replaces the record. It does not fail Refresh, Expire, Invalidate or Peek.
+// In sturdyc a corrupt or outdated record in the shared store fails every Get until the TTL of the record ends. Here
+// such a record is a miss, and the next load replaces the record. Refresh, Expire, Invalidate and Peek do not fail
+// either.
 func TestCorruptRecordIsReplaced(t *testing.T) {
 	for name, use := range map[string]func(*refill.Loader[string]) error{
 		"Get":        func(*refill.Loader[string]) error { return nil },
@@ -142,8 +144,8 @@ func TestCorruptRecordIsReplaced(t *testing.T) {
 	}
 }
 
-// jetcache-go's mQueryAndSetCache stores "not found" for a value that it cannot encode. All other callers then get "not
-// found" for a value that exists. Here such a value is not stored, and each caller gets an error other than
+// mQueryAndSetCache of jetcache-go stores "not found" for a value that it cannot encode. All other callers then get
+// "not found" for a value that exists. Here such a value is not stored, and each caller gets an error other than
 // ErrNotFound.
 func TestUnencodableValueIsNotStored(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -169,8 +171,9 @@ func TestUnencodableValueIsNotStored(t *testing.T) {
 	})
 }
 
-// In go-redis/cache Once with SkipLocalCache still reads the local cache. Here, without L1, the next Get returns the
-// value that another node has published, even if the announcement of that value is lost.
+// In go-redis/cache, Once with SkipLocalCache still reads the local cache. Here a node without L1 reads the store at
+// each Get. So the next Get returns a value that another node has published, even if the announcement of the value is
+// lost.
 func TestWithoutL1EveryGetReadsTheStore(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -189,8 +192,8 @@ func TestWithoutL1EveryGetReadsTheStore(t *testing.T) {
 	})
 }
 
-// Rails#54229: an option that was changed for one write stays changed for the next write. FusionCache gives each
-// factory a copy of the options for that reason. Here what a load sets with its Fill holds for that load only.
+// In Rails (#54229) an option that was changed for one write stays changed for the next write. FusionCache avoids this
+// with a copy of the options for each load. Here the settings that a load makes with its Fill hold for that load only.
 func TestFillSettingsHoldForOneLoad(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var loads atomic.Int64
@@ -222,9 +225,9 @@ func TestFillSettingsHoldForOneLoad(t *testing.T) {
 	})
 }
 
-// MS HybridCache neither caches nor coalesces a key that is long or has control characters: each caller of such a key
-// loads. In a cache that compares only hashes, one key can get the value of another key. Here every key is loaded once
-// and gets its own value.
+// MS HybridCache neither caches nor coalesces a key that is long or has control characters, so each caller of such a
+// key loads. In a cache that compares only hashes, a Get of one key can return the value of another key. Here every
+// key is loaded once and has its own value.
 func TestOddKeys(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var loads atomic.Int64
@@ -259,8 +262,8 @@ func TestOddKeys(t *testing.T) {
 	})
 }
 
-// In seaguest/cache and hot the cached value shares its memory with the value that the load function returned. The
-// cached value changes when the load function reuses its buffer. Here the cached value does not change.
+// In seaguest/cache and hot the cached value shares its memory with the value that the load function returned. When
+// the load function reuses its buffer, the cached value changes. Here the cached value does not change.
 func TestValueIsCopiedFromItsLoad(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		buffer := []byte("first")

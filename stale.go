@@ -8,17 +8,19 @@ import (
 )
 
 // This file holds every decision about time, as pure functions: the current moment and random numbers are arguments. A
-// moment is a number of microseconds by the store's clock. So all nodes agree, whatever their own clocks say.
+// moment is a number of microseconds since 1970, by the store's clock. So all nodes decide alike, whatever their own
+// clocks say.
 
-// freshness is what may be done with a value at a moment. With time the freshness of a value only grows.
+// freshness is what may be done with a value at a moment. In the course of its life, a value passes through the
+// constants from first to last.
 type freshness uint8
 
 const (
-	fresh      freshness = iota // serve it
-	refreshDue                  // serve it as fresh, and refresh it before it ends
-	stale                       // serve it, and refresh it
-	errorOnly                   // serve it only if its refill fails
-	expired                     // do not serve it
+	fresh      freshness = iota // serve the value
+	refreshDue                  // serve the value as fresh, and start a refresh
+	stale                       // serve the value, and start a refresh
+	errorOnly                   // serve the value only if its refill fails
+	expired                     // do not serve the value
 )
 
 func (f freshness) String() string {
@@ -32,12 +34,12 @@ func (f freshness) String() string {
 //	     served            served, refreshed      served, refreshed   served if the load fails
 type life struct{ began, refreshAt, freshUntil, staleUntil, end int64 }
 
-// maxFuture is how far in the future a load may have begun. Clocks that are read over a network differ by less than
-// maxFuture. A clock that was set back differs by more.
+// maxFuture is how far in the future a load may have begun, in microseconds. The nodes' estimates of the store's clock
+// differ by less than maxFuture. If a load began further in the future, the store's clock was set back since.
 const maxFuture = int64(time.Second / time.Microsecond)
 
-// lifeOf derives the life of a record. StaleFor and StaleIfError both count from the end of freshness (RFC 5861).
-// Expire may have made the end of freshness earlier, but never later.
+// lifeOf returns the life of the value in a record. StaleFor and StaleIfError both count from the end of freshness (RFC
+// 5861). Expire may have moved the end of freshness to an earlier moment, but never to a later moment.
 func lifeOf(r *driver.Record) life {
 	l := life{began: micros(r.LoadBegan), freshUntil: micros(r.FreshUntil)}
 	l.refreshAt = l.freshUntil
@@ -49,9 +51,10 @@ func lifeOf(r *driver.Record) life {
 	return l
 }
 
-// expiredAt is the life of a value that was expired at a moment. The windows of StaleFor and StaleIfError count from
-// that moment. The value is no longer fresh on any node, even if a node's estimate of the store's clock is a little
-// behind. The value never becomes younger.
+// expiredAt returns the life of a value that Expire or ExpireTag has marked as stale at the moment at. StaleFor and
+// StaleIfError count from that moment. Freshness ends at the start of the load, so the value is fresh on no node, even
+// if a node's estimate of the store's clock is a little behind. If the value was stale before that moment, its life
+// stays as it is.
 func (l life) expiredAt(at int64) life {
 	if at >= l.freshUntil {
 		return l
@@ -68,8 +71,11 @@ func (l life) expiredAt(at int64) life {
 	return l
 }
 
-// at judges a value. A value from the future was stored before the clock was set back. Its age is unknown, so it counts
-// as expired.
+// wasExpired reports whether Expire or ExpireTag ended the freshness of the value, or the value was never fresh.
+func (l life) wasExpired() bool { return l.freshUntil <= l.began }
+
+// at returns the freshness of a value at the moment now. If the load of the value began in the future, the clock was
+// set back since. The age of the value is then unknown, so the value counts as expired.
 func (l life) at(now int64) freshness {
 	switch {
 	case now < l.notBefore() || now >= l.end && now >= l.freshUntil:
@@ -87,10 +93,10 @@ func (l life) at(now int64) freshness {
 // notBefore is the earliest moment at which the value can be served.
 func (l life) notBefore() int64 { return l.began - maxFuture }
 
-// inL1 judges an entry of L1. The entry is trusted until the end of LocalTTL. After that moment, a lost announcement
-// may have invalidated the entry, so the entry counts as stale. If no stale value may be served, the entry counts as
-// expired. An entry is superseded if this process was told that a refill has replaced it. A superseded entry is served
-// while the new value is fetched.
+// inL1 returns the freshness of an entry of L1. Until trustUntil (the end of LocalTTL), the entry is as fresh as its
+// value. After trustUntil, a fresh entry counts as stale or, if StaleFor is 0, as expired. The reason: this process may
+// have missed the announcement of an invalidation. An entry is superseded if another node has announced a newer value.
+// A superseded entry counts as stale: it is served while the newer value is fetched.
 func (l life) inL1(now, trustUntil int64, superseded bool) freshness {
 	f := l.at(now)
 	switch {
@@ -109,14 +115,52 @@ func (l life) age(now int64) time.Duration { return span(max(0, now-l.began)) }
 func (l life) remaining(now int64) time.Duration { return span(max(0, l.freshUntil-now)) }
 
 // keep is how long the store has to keep a value: to the end of its life, and at least minKeep. If the load took longer
-// than the value lives, the callers that waited for the value must still find it.
+// than the value lives, callers on other nodes that waited for the value must still find it.
 func (l life) keep(now int64) time.Duration { return max(span(l.end-now), minKeep) }
 
 const minKeep = time.Second
 
+// spans are how long a value lives.
+type spans struct {
+	ttl                    time.Duration
+	staleFor, staleIfError time.Duration // both count from the end of ttl
+	follows                bool          // Config.StaleIfError is not set: a StaleFor that a load sets replaces it as well
+}
+
+// of returns the spans of a value whose load has set t. s holds the settings of Config. If the load has set a TTL of 0,
+// the value is not kept: it has no StaleFor and no StaleIfError but those that the load has set.
+func (s spans) of(t terms) spans {
+	if s.ttl = t.ttl.or(s.ttl); t.ttl.set && s.ttl == 0 {
+		s.staleFor, s.staleIfError = 0, 0
+	}
+	if t.staleFor.set && s.follows {
+		s.staleIfError = t.staleFor.d
+	}
+	s.staleFor, s.staleIfError = t.staleFor.or(s.staleFor), t.staleIfError.or(s.staleIfError)
+	return s
+}
+
+// forbids reports whether a failing load that has set t forbids the old value whose life is l. s holds the settings of
+// Config. A load can limit how long after the end of its TTL the old value is served in place of an error. The load
+// cannot forbid a value that is still fresh.
+func (s spans) forbids(t terms, l life, now int64) bool {
+	limit := t.staleIfError
+	if !limit.set {
+		if limit = t.staleFor; !s.follows {
+			limit.d = max(limit.d, s.staleIfError)
+		}
+	}
+	f := l.at(now)
+	return limit.set && (f == stale || f == errorOnly) && now >= l.freshUntil+limit.d.Microseconds()
+}
+
+// publishedLate reports whether a value is published after the end of its TTL, because its load took too long. A value
+// with a TTL of 0 is never late.
+func (l life) publishedLate(now int64) bool { return l.freshUntil > l.began && now >= l.freshUntil }
+
 func span(micros int64) time.Duration { return time.Duration(micros) * time.Microsecond }
 
-// micros is t since 1970, and 0 for the zero time.
+// micros returns t as microseconds since 1970, and 0 for the zero time.
 func micros(t time.Time) int64 {
 	if t.IsZero() {
 		return 0
@@ -124,18 +168,18 @@ func micros(t time.Time) int64 {
 	return t.UnixMicro()
 }
 
-// jittered shortens ttl by a share of at most jitter. random, in [0, 1), decides how large the share is. jittered never
-// lengthens ttl, because TTL is a promise.
+// jittered shortens ttl by the share jitter·random, where random is in [0, 1). It never lengthens ttl, because no value
+// may be fresh for longer than its TTL.
 func jittered(ttl time.Duration, jitter, random float64) time.Duration {
 	return ttl - time.Duration(float64(ttl)*jitter*random)
 }
 
-// refreshFrom returns the moment from which a fresh value may be refreshed: the earlier of two moments. EarlyRefresh
-// sets one of them, as a share of the value's time, which is the time from began to freshUntil. XFetch sets the other:
-// beta·delta·−ln(random) before freshUntil, where delta is how long the load took and random is in (0, 1]. A share or a
-// beta of 0 is off. XFetch never begins in the first half of the value's time. Otherwise a value whose load takes as
-// long as the value lives would be refreshed without end. The source of XFetch is Vattani, Chierichetti, Lowenstein,
-// Optimal Probabilistic Cache Stampede Prevention, PVLDB 8(8), 2015.
+// refreshFrom returns the moment from which a fresh value may be refreshed. EarlyRefresh (share) and XFetch (beta) each
+// give a moment, and the earlier moment counts. A share or a beta of 0 gives no moment. With ttl as the time from began
+// to freshUntil, EarlyRefresh gives began + share·ttl. XFetch gives freshUntil − beta·took·−ln(random), where took is
+// how long the load took and random is in (0, 1]. The moment of XFetch is never in the first half of ttl. Otherwise a
+// value whose load takes as long as the value lives would be refreshed without end. The source of XFetch is Vattani,
+// Chierichetti, Lowenstein, Optimal Probabilistic Cache Stampede Prevention, PVLDB 8(8), 2015.
 func refreshFrom(l life, took time.Duration, share, beta, random float64) int64 {
 	from, ttl := l.freshUntil, float64(l.freshUntil-l.began)
 	if share > 0 {
@@ -148,12 +192,13 @@ func refreshFrom(l life, took time.Duration, share, beta, random float64) int64 
 	return from
 }
 
-// uniform maps a hash to a number in (0, 1]. One process hashes a token to the same number each time, and another
-// process hashes it to another number. So a hit draws no random number, and a process that reads a record again does
-// not draw again.
+// uniform maps the hash of a token to a number in (0, 1], which XFetch uses as its random number. Within a process, a
+// token always has the same hash. So a process that reads a record again gets the same number again. Each process
+// hashes with a seed of its own. So the processes get different numbers.
 func uniform(hash uint64) float64 { return float64(hash>>11+1) / (1 << 53) }
 
-// backOff is how long no node asks the database for a key after this many failures in a row.
+// backOff returns the back-off after a number of failures in a row. It begins with first, and doubles with each further
+// failure, up to most.
 func backOff(first, most time.Duration, failures int) time.Duration {
 	for ; failures > 1 && first < most; failures-- {
 		first *= 2
@@ -161,23 +206,38 @@ func backOff(first, most time.Duration, failures int) time.Duration {
 	return min(first, most)
 }
 
-// tickOf is how often the coarse clock of L1 is read.
+// yieldFor is how long a node lets other nodes go first if its last load failed and took some time.
+func yieldFor(took, lockTTL time.Duration) time.Duration {
+	return min(max(took, 50*time.Millisecond), lockTTL)
+}
+
+// tickOf is the interval at which the coarse clock of L1 reads the time: ttl/200, but 1 ms at least and 50 ms at most.
 func tickOf(ttl time.Duration) time.Duration {
 	return min(max(ttl/200, time.Millisecond), 50*time.Millisecond)
 }
 
-// tooLong reports whether a back-off lasts longer than the Config of any node can mean. If so, the store's clock was
-// set back.
-func tooLong(left, maxErrorTTL time.Duration) bool { return left > maxErrorTTL+time.Minute }
+// tooLong reports whether the rest of a back-off exceeds the length of the back-off by more than a minute. Then the
+// store's clock was set back. said is the length as the failed node has noted it. If that node has noted none, the
+// length is at most MaxErrorTTL.
+func tooLong(left, said, maxErrorTTL time.Duration) bool {
+	return left > max(said, maxErrorTTL)+time.Minute
+}
 
-// renewEvery leaves time for two more tries within a lease if one renewal fails.
+// renewEvery is the time between two renewals of a lease. A third of ttl leaves time for two more tries if one renewal
+// fails.
 func renewEvery(ttl time.Duration) time.Duration { return ttl / 3 }
 
-// waitFor is how long a flight waits for a lease without an announcement: until the lease ends by itself, plus the time
-// that the store may have rounded off. A lease cannot last longer than lockTTL.
+// waitFor is how long a caller waits for the lease of another holder if no announcement comes: the remaining life of
+// the lease, plus 2 ms that the store may have rounded off. A lease cannot last longer than lockTTL.
 func waitFor(left, lockTTL time.Duration) time.Duration {
 	if left <= 0 || left > lockTTL {
 		left = lockTTL
 	}
 	return left + 2*time.Millisecond
+}
+
+// lineDue reports whether a kind of line may be logged again, a minute after the last such line. The times are Unix
+// microseconds, and last is 0 before the first line. A clock that was set back does not silence the log.
+func lineDue(last, now int64) bool {
+	return last == 0 || now < last || now-last >= time.Minute.Microseconds()
 }

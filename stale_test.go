@@ -9,7 +9,7 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file tests the decisions about time, which are pure functions.
+// This file tests the functions of stale.go, which make all decisions about time.
 
 func TestLifeAt(t *testing.T) {
 	r := driver.Record{
@@ -21,7 +21,7 @@ func TestLifeAt(t *testing.T) {
 		2000: stale, 2499: stale,
 		2500: errorOnly, 2799: errorOnly,
 		2800: expired, 1 << 40: expired,
-		1000 - maxFuture: fresh, 1000 - maxFuture - 1: expired, // the clock was set back
+		1000 - maxFuture: fresh, 1000 - maxFuture - 1: expired, // a load in the future: the clock was set back
 	} {
 		if got := lifeOf(&r).at(now); got != want {
 			t.Errorf("at %d: got %v, want %v", now, got, want)
@@ -67,13 +67,13 @@ func TestInL1(t *testing.T) {
 	}
 }
 
-// FuzzLife checks that no value is served past its bounds, that no value becomes fresher later, and that no age is
-// negative.
+// FuzzLife checks three rules for any record and any moment. No value counts as fresh, stale or error-only past the end
+// of that state. No value becomes fresher with time. No age is negative.
 func FuzzLife(f *testing.F) {
-	for _, now := range []int64{999, 1999, 2000, 2499, 2500, 2799, 2800} { // both sides of every bound
+	for _, now := range []int64{999, 1999, 2000, 2499, 2500, 2799, 2800} { // moments just before and at each bound
 		f.Add(int64(1000), int64(1000), int64(500), int64(800), int64(0), now, int64(1))
 	}
-	f.Add(int64(1000), int64(1000), int64(500), int64(800), int64(34), int64(999), int64(1)) // expired before it began
+	f.Add(int64(1000), int64(1000), int64(500), int64(800), int64(34), int64(999), int64(1)) // ExpiredAt < LoadBegan
 	f.Add(int64(1), int64(0), int64(0), int64(0), int64(5), int64(5), int64(1<<40))
 	f.Fuzz(func(t *testing.T, began, ttl, staleFor, staleIfError, expiredAt, now, later int64) {
 		clamp := func(n int64) int64 { return n & (1<<50 - 1) }
@@ -165,7 +165,7 @@ func TestBackOff(t *testing.T) {
 func TestWaitFor(t *testing.T) {
 	const ttl = time.Second
 	for left, most := range map[time.Duration]time.Duration{
-		300 * time.Millisecond: 310 * time.Millisecond, // the rest of the holder's lease, not a whole LockTTL
+		300 * time.Millisecond: 310 * time.Millisecond, // the remaining time of the holder's lease, not a whole LockTTL
 		0:                      ttl + 10*time.Millisecond,
 		-1:                     ttl + 10*time.Millisecond,
 		time.Hour:              ttl + 10*time.Millisecond,
@@ -176,12 +176,13 @@ func TestWaitFor(t *testing.T) {
 	}
 }
 
-// Nodes draw independently for one record. Each node draws the same number every time, and never 0, because there is no
-// logarithm of 0.
+// uniform draws the random number of XFetch from the token of a record and the seed of a node. The same token and seed
+// must give the same number. Other tokens and other seeds must give other numbers. The number must not be 0, because
+// refreshFrom takes the logarithm of the number.
 func TestUniform(t *testing.T) {
 	seen := make(map[float64]bool)
 	for range 20 {
-		seed := maphash.MakeSeed() // one per node
+		seed := maphash.MakeSeed() // each node has its own seed
 		draw := func(token string) float64 { return uniform(maphash.String(seed, token)) }
 		x := draw("n#1")
 		if x <= 0 || x > 1 || x != draw("n#1") || x == draw("n#2") {

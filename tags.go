@@ -3,7 +3,6 @@ package refill
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -11,22 +10,27 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file is about tags. A load tags its value with Fill.Tag. The store keeps one state per tag: when the tag was
-// invalidated last. A value is invalid if its load began no later than the invalidation of one of its tags. So
-// invalidating a tag costs the same for ten values and for ten million, and the invalidation includes the loads that
-// are in progress.
+// This file is about tags. A load tags its value with Fill.Tag. The store keeps one state per tag: the moments when the
+// tag was last invalidated and last expired. A value is invalid if one of its tags was invalidated after the load of
+// the value began, or at that very moment. So invalidating a tag costs the same for ten values and for ten million. The
+// invalidation also covers loads that are in progress.
 //
-// A value can come from another node, from the store or in an announcement. Such a value is judged by the tag states in
-// the store. L1 does not ask the store. Instead, an entry of L1 carries the number of tag invalidations that this
-// process knew before the read of the entry began (l1.Epoch). The entry is invalid if one of its tags is among the
-// later invalidations.
+// A value that comes from another node, in the store or in an announcement, is judged by the tag states in the store.
+// L1 does not ask the store. Instead, an entry of L1 carries the number of tag invalidations that this process knew
+// before the read of the entry began (l1.Epoch). If one of the tags of the entry was invalidated after that, the entry
+// is invalid.
 
 // InvalidateTag is Invalidate for all values that carry one of the tags, see [Fill.Tag] and Config.Tags. Its cost does
-// not depend on the number of values. A load that is in progress goes on. Callers that ask for the key of that load
-// wait for it, and load again if its value has the tag. Back-offs stay.
+// not depend on the number of values. A load that is in progress goes on, because its tags are known only at its end.
+// Callers that ask for the key meanwhile wait for that load, and load again if its value has the tag. Back-offs stay.
 //
-// Values and tags are compared by the store's clock. If the store is several servers (Cluster, Ring), the comparison is
-// only as exact as the clocks of these servers agree.
+// If Redis evicts the state of a tag, the values with the tag are loaded again. One case is weaker: a tag is
+// invalidated during a load, and Redis loses the state of the tag before that load ends. Then the value of that load
+// stays valid for its life, although the load began before the invalidation. Redis loses a state so young only in a
+// failover, or with an eviction policy that takes young keys.
+//
+// The start of a load is compared with the invalidation of a tag by the store's clock. If the store is several servers
+// (Cluster, Ring), a difference between their clocks makes the comparison inexact by that difference.
 func (l *Loader[V]) InvalidateTag(ctx context.Context, tags ...string) error {
 	return l.invalidateTags(ctx, tags, false)
 }
@@ -45,7 +49,10 @@ func (l *Loader[V]) invalidateTags(ctx context.Context, tags []string, expire bo
 		return err
 	}
 	full := l.fullTags(tags)
-	err := l.storeInvalidateTags(ctx, full, expire)
+	err := l.store.Err() // an open breaker: the store does not answer
+	if err == nil {
+		err = l.storeInvalidateTags(ctx, full, expire)
+	}
 	for _, tag := range full {
 		l.l1.InvalidateTag(l.short(tag))
 	}
@@ -65,11 +72,11 @@ func (l *Loader[V]) storeInvalidateTags(ctx context.Context, full []string, expi
 	return l.store.InvalidateTags(ctx, l.node.token(), l.tagLife(), full...)
 }
 
-// tagLife is how long the store keeps the state of a tag. The end of a state is harmless, because a value with an
-// unknown tag is invalid.
+// tagLife is how long the store keeps the state of a tag. When a state ends, the tag is unknown. That is harmless,
+// because a value with an unknown tag is invalid.
 func (l *Loader[V]) tagLife() time.Duration { return max(24*time.Hour, l.longestLife()) }
 
-// fullTags returns tags as the store knows them.
+// fullTags returns tags as driver.Store wants them: with the name of the Loader in front.
 func (l *Loader[V]) fullTags(tags []string) []string {
 	full := make([]string, len(tags))
 	for i, tag := range tags {
@@ -93,7 +100,7 @@ func validateTags(field string, tags []string) error {
 	return nil
 }
 
-// tagStates are the states of tags, under the tags as given.
+// tagStates holds the state of each tag, by the tag as the load has set it.
 type tagStates map[string]driver.TagState
 
 func (l *Loader[V]) tagStates(ctx context.Context, from driver.Store, tags []string) (tagStates, error) {
@@ -111,25 +118,25 @@ func (l *Loader[V]) tagStates(ctx context.Context, from driver.Store, tags []str
 	return m, nil
 }
 
-// checkTags reports whether the tags of an entry leave the entry valid. It reads the states of the tags, unless a
-// GetMany has read them.
-func (r *refill[V]) checkTags(e *entry[V], states tagStates) (valid bool, err error) {
+// statesOf returns the states of the tags of an entry. If states is nil, statesOf reads them.
+func (r *refill[V]) statesOf(e *entry[V], states tagStates) (tagStates, error) {
 	if tags := e.Data.tags(); states == nil && len(tags) > 0 {
-		ctx, done := r.storeCall()
-		defer done()
-		if states, err = r.tagReads.do(ctx, tags, 0); err != nil {
-			return false, err
-		}
+		return r.tagReads.Do(r.flight.Values(), tags...)
 	}
-	return r.tagsValid(e, states), nil
+	return states, nil
 }
 
-// tagsValid judges an entry by the states of its tags. Another node may have loaded the entry. tagsValid returns false
-// if the entry is invalid. If a tag of the entry was expired, tagsValid ages the entry.
+// expired reports whether one of tags was expired after a load began.
+func (states tagStates) expired(tags []string, began int64) bool {
+	return slices.ContainsFunc(tags, func(tag string) bool { return began <= micros(states[tag].Expired) })
+}
+
+// tagsValid reports whether an entry is valid, given the states of its tags. If a tag was expired after the load of the
+// entry began, tagsValid also marks the entry as stale from the moment of the expiry.
 func (l *Loader[V]) tagsValid(e *entry[V], states tagStates) bool {
 	for _, tag := range e.Data.tags() {
 		s := states[tag]
-		// A state from the future was written before the store's clock was set back: write the state again.
+		// A state from the future was written before the store's clock was set back: write it again, by invalidating the tag.
 		if micros(s.Invalidated) > l.now()+maxFuture {
 			l.retryLater(l.fullTags([]string{tag}), true, false)
 		}
@@ -143,136 +150,90 @@ func (l *Loader[V]) tagsValid(e *entry[V], states tagStates) bool {
 	return true
 }
 
-// readTags is one read of tag states, for all refills that need them.
-func (l *Loader[V]) readTags(tags []string, _ time.Duration) (tagStates, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), l.cfg.StoreTimeout)
+// readTags reads tag states in one call of the store, for all refills that ask for tag states at the same time. If this
+// node could not complete an invalidation of one of the tags, the store may still hold the old state of that tag. Then
+// the invalidation comes first.
+func (l *Loader[V]) readTags(tags []string) (tagStates, error) {
+	if !l.retries.Empty() {
+		for _, full := range l.fullTags(tags) {
+			if err := l.retries.TryNow(target{full, true}); err != nil {
+				return nil, err
+			}
+		}
+	}
+	ctx, cancel := context.WithTimeout(l.shared, l.cfg.StoreTimeout)
 	defer cancel()
 	return l.tagStates(ctx, l.store, tags)
 }
 
-// ensureTagsOf makes sure that the store knows the tags of an entry before its record is stored.
+// ensureTagsOf makes sure that the store knows the tags of an entry before its record is stored. This process does not
+// remember which tags the store knows, because Redis may restart or evict a tag state at any moment.
 func (r *refill[V]) ensureTagsOf(e *entry[V]) {
-	if len(r.ensured.missing(e.Data.tags(), time.Now())) == 0 {
+	tags := e.Data.tags()
+	if len(tags) == 0 {
 		return
 	}
-	// Two StoreTimeouts: one for a call in progress, and one for the call of this refill.
-	ctx, cancel := context.WithTimeout(r.flight.Values(), 2*r.cfg.StoreTimeout)
-	defer cancel()
-	// After an error the record is invalid until another fill makes its tags known.
-	if _, err := r.tagEnsures.do(ctx, e.Data.tags(), e.Data.life.age(r.now())); err != nil {
+	age := e.Data.life.age(r.now())
+	uses := make([]tagUse, len(tags))
+	for i, tag := range tags {
+		uses[i] = tagUse{tag, age}
+	}
+	// After an error, the record counts as invalid until another fill makes its tags known.
+	if _, err := r.tagEnsures.Do(r.flight.Values(), uses...); err != nil {
 		r.emit(Event{Kind: EventStoreError, Key: r.key, Err: err})
 	}
 }
 
-// ensureTags is one call of the store, for all refills that are about to publish tagged values. reach is how long ago
-// the first of their loads began. If the state of a tag was lost, it is no longer known whether the tag was invalidated
-// since. So values that were stored before the loss become invalid. The values of these loads stay valid.
-func (l *Loader[V]) ensureTags(tags []string, reach time.Duration) (none struct{}, err error) {
-	if tags = l.ensured.missing(tags, time.Now()); len(tags) == 0 {
-		return none, nil
+// tagUse is a tag of a value that is about to be published, and how long ago the load of the value began.
+type tagUse struct {
+	tag string
+	age time.Duration
+}
+
+// ensureTags makes tags known to the store, in one call for all refills that are about to publish tagged values. If the
+// store has lost the state of a tag, it may have lost an invalidation of the tag. So all values with the tag become
+// invalid, except those of loads that this process has not yet published.
+func (l *Loader[V]) ensureTags(uses []tagUse) (none struct{}, err error) {
+	var tags []string
+	reach := l.claims.oldest(l.store.Now()) + span(maxFuture)
+	for _, use := range uses {
+		tags = append(tags, use.tag)
+		reach = max(reach, use.age+span(maxFuture))
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), l.cfg.StoreTimeout)
+	slices.Sort(tags)
+	ctx, cancel := context.WithTimeout(l.shared, l.cfg.StoreTimeout)
 	defer cancel()
-	if err = l.store.EnsureTags(ctx, reach+span(maxFuture), l.tagLife(), l.fullTags(tags)...); err == nil {
-		l.ensured.add(tags, time.Now())
-	}
-	return none, err
+	return none, l.store.EnsureTags(ctx, reach, l.tagLife(), l.fullTags(slices.Compact(tags))...)
 }
 
-// ensuredFor is how long this process assumes that the store still knows a tag after this process has ensured the tag.
-// If the store evicts the state of the tag earlier, some valid values are loaded again.
-const ensuredFor = 10 * time.Second
-
-// maxEnsured bounds the memory of ensuredTags.
-const maxEnsured = 4096
-
-// ensuredTags are the tags that this process has just ensured.
-type ensuredTags struct {
+// claims are the loads of this process that have a claim and are not yet published, with the start of each load.
+type claims struct {
 	mu    sync.Mutex
-	until map[string]time.Time
+	began map[string]time.Time // by token
 }
 
-func (t *ensuredTags) missing(tags []string, now time.Time) (missing []string) {
-	if len(tags) == 0 {
-		return nil
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, tag := range tags {
-		if !now.Before(t.until[tag]) {
-			missing = append(missing, tag)
-		}
-	}
-	return missing
-}
-
-func (t *ensuredTags) add(tags []string, now time.Time) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.until == nil || len(t.until) > maxEnsured {
-		t.until = make(map[string]time.Time)
-	}
-	for _, tag := range tags {
-		t.until[tag] = now.Add(ensuredFor)
-	}
-}
-
-// coalescer makes calls about tags, one call at a time. All callers that come while a call runs share the next call.
-// The reason is a bulk load: it ends with hundreds of values that have the same tags, here and on every node that waits
-// for these values.
-type coalescer[R any] struct {
-	call func(tags []string, reach time.Duration) (R, error)
-
-	mu      sync.Mutex
-	running bool
-	next    *tagCall[R] // the call after the running one; nil if no caller has come
-}
-
-// tagCall is one call of a coalescer, while it collects callers and while it runs.
-type tagCall[R any] struct {
-	tags   map[string]bool
-	reach  time.Duration // the longest reach of its callers
-	done   chan struct{} // closed when result and err can be read
-	result R
-	err    error
-}
-
-func (c *coalescer[R]) do(ctx context.Context, tags []string, reach time.Duration) (r R, err error) {
-	c.mu.Lock()
-	if c.next == nil {
-		c.next = &tagCall[R]{tags: make(map[string]bool), done: make(chan struct{})}
-	}
-	mine := c.next
-	for _, tag := range tags {
-		mine.tags[tag] = true
-	}
-	mine.reach = max(mine.reach, reach)
-	first := !c.running
-	c.running = true
-	c.mu.Unlock()
-	if first {
-		c.run()
-	}
-	select {
-	case <-mine.done:
-		return mine.result, mine.err
-	case <-ctx.Done():
-		return r, ctx.Err()
-	}
-}
-
-// run makes the next call. It leaves the call after that one to a new goroutine, so that no caller works for other
-// callers.
-func (c *coalescer[R]) run() {
-	c.mu.Lock()
-	this := c.next
-	c.next = nil
-	c.mu.Unlock()
-	this.result, this.err = c.call(slices.Collect(maps.Keys(this.tags)), this.reach)
-	close(this.done)
+// add notes a load until remove is called, when its fill has ended.
+func (c *claims) add(token string, began time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.running = c.next != nil; c.running {
-		go c.run()
+	if c.began == nil {
+		c.began = make(map[string]time.Time)
 	}
+	c.began[token] = began
+}
+
+func (c *claims) remove(token string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.began, token)
+}
+
+// oldest returns how long ago the earliest of the loads began, and 0 if there is none.
+func (c *claims) oldest(now time.Time) (age time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, began := range c.began {
+		age = max(age, now.Sub(began))
+	}
+	return age
 }

@@ -18,8 +18,8 @@ import (
 
 // This file tests tags: Fill.Tag, InvalidateTag, ExpireTag, and the tag states in the store.
 
-// When InvalidateTag returns, all values of the tag are invalid in the store. The announcement then invalidates them in
-// the L1 of other nodes.
+// When InvalidateTag returns, all values of the tag are invalid in the store. Other nodes stop serving these values
+// from L1 when the announcement arrives.
 func TestInvalidateTag(t *testing.T) {
 	for name, localTTL := range map[string]time.Duration{"with L1": 0, "without L1": -1} {
 		t.Run(name, func(t *testing.T) {
@@ -36,7 +36,7 @@ func TestInvalidateTag(t *testing.T) {
 					t.Fatalf("got %d loads of %d keys, want one each", n, len(keys))
 				}
 				d.version.Store(1)
-				s.mute.Store(localTTL < 0) // without L1 the result must not depend on an announcement
+				s.mute.Store(localTTL < 0) // without L1, the result must not depend on announcements, so drop them
 				if err := peer.InvalidateTag(t.Context(), "red", "red", strings.Repeat("x", 300)); err != nil {
 					t.Fatal(err)
 				}
@@ -62,8 +62,9 @@ func TestInvalidateTag(t *testing.T) {
 	}
 }
 
-// A load begins before an InvalidateTag. No node stores the value of this load as fresh, and no later Get joins its
-// flight. The tags of a value are known only after its load, so the moment at which the load began decides.
+// A load begins before an InvalidateTag and ends after it. No node may store the value of that load as fresh. No later
+// Get may join the flight of that load. The tags of a value are known only after its load, so refill compares the start
+// of the load with the moment of the InvalidateTag.
 func TestInvalidateTagDuringALoad(t *testing.T) {
 	for _, here := range []bool{true, false} {
 		t.Run(fmt.Sprint("on the same node ", here), func(t *testing.T) {
@@ -111,7 +112,7 @@ func TestInvalidateTagDuringALoad(t *testing.T) {
 	}
 }
 
-// After ExpireTag the stale value is served at once, and the fleet refreshes the value once.
+// After ExpireTag, Gets are served the stale value at once. The fleet loads the new value once.
 func TestExpireTag(t *testing.T) {
 	for name, localTTL := range map[string]time.Duration{"with L1": 0, "without L1": -1} {
 		t.Run(name, func(t *testing.T) {
@@ -137,7 +138,7 @@ func TestExpireTag(t *testing.T) {
 				}
 				time.Sleep(time.Second)
 				for i, node := range both {
-					get(t, node, "red:1") // a node that has only the announcement fetches the new value in the background
+					get(t, node, "red:1") // if the node lacks the new value, this Get reads the new value in the background
 					synctest.Wait()
 					if v := get(t, node, "red:1"); v != "red:1 v1" {
 						t.Errorf("node %d: got %q, want \"red:1 v1\"", i, v)
@@ -152,7 +153,7 @@ func TestExpireTag(t *testing.T) {
 				if err := l.ExpireTag(t.Context(), "blue"); err != nil {
 					t.Fatal(err)
 				}
-				time.Sleep(2 * time.Minute) // longer than StaleFor, which counts from ExpireTag
+				time.Sleep(2 * time.Minute) // longer than StaleFor, which counts from the ExpireTag
 				if v := get(t, l, "blue:1"); v != "blue:1 v1" {
 					t.Errorf("got %q longer than StaleFor after ExpireTag, want \"blue:1 v1\"", v)
 				}
@@ -161,8 +162,8 @@ func TestExpireTag(t *testing.T) {
 	}
 }
 
-// A tag of Config.Tags invalidates all values of a Loader, also on nodes that start later. A node that misses the
-// announcement stops serving the invalid values within LocalTTL.
+// A tag of Config.Tags is a tag of all values of a Loader. InvalidateTag or ExpireTag of that tag reaches all values,
+// also on nodes that start later. A node that misses the announcement stops serving the old values within LocalTTL.
 func TestEveryValueIsTagged(t *testing.T) {
 	for _, expire := range []bool{false, true} {
 		t.Run(fmt.Sprint("ExpireTag ", expire), func(t *testing.T) {
@@ -203,7 +204,7 @@ func TestEveryValueIsTagged(t *testing.T) {
 						}
 					}
 				}
-				time.Sleep(10 * time.Second) // LocalTTL bounds the lost announcement
+				time.Sleep(10 * time.Second) // LocalTTL is over, so l must not serve the old values any longer
 				for _, key := range keys {
 					get(t, l, key)
 					synctest.Wait()
@@ -222,7 +223,7 @@ func TestEveryValueIsTagged(t *testing.T) {
 	}
 }
 
-// Tags of any length and any bytes invalidate their values.
+// A tag can have any length and any bytes.
 func TestTagsOfAnyBytes(t *testing.T) {
 	for name, localTTL := range map[string]time.Duration{"with L1": 0, "without L1": -1} {
 		t.Run(name, func(t *testing.T) {
@@ -251,7 +252,7 @@ func TestTagsOfAnyBytes(t *testing.T) {
 	}
 }
 
-// A value can have 64 different tags. A tag that is set again does not count.
+// A value can have up to 64 different tags. A tag that a load sets twice counts once.
 func TestMostTags(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		l := node(t, func(ctx context.Context, _ string) (string, error) {
@@ -266,7 +267,7 @@ func TestMostTags(t *testing.T) {
 	})
 }
 
-// If a load sets invalid tags, its caller gets the value and an error about the tags. The value is not stored.
+// If a load sets an invalid tag, its caller gets the value and an error about the tag. The value is not stored.
 func TestBadTags(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var loads atomic.Int64
@@ -312,8 +313,8 @@ func TestBadTags(t *testing.T) {
 	})
 }
 
-// InvalidateTag costs one call of the store, however many values the tag has. A read of tagged values costs one call
-// more than a read of other values.
+// InvalidateTag costs one call of the store, however many values have the tag. A read of tagged values from the store
+// costs one call more than a read of values without tags.
 func TestTagsCostOneCall(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -347,7 +348,7 @@ func TestTagsCostOneCall(t *testing.T) {
 		if n := s.calls.Load() - before; n != 1 {
 			t.Errorf("got %d calls to invalidate a thousand values, want 1", n)
 		}
-		synctest.Wait() // for the announcement to the peer
+		synctest.Wait() // until the peer has handled the announcement
 		loads := d.loads.Load()
 		for i := range 1000 {
 			get(t, peer, fmt.Sprint("red:", i))
@@ -358,13 +359,14 @@ func TestTagsCostOneCall(t *testing.T) {
 	})
 }
 
-// A bulk load has one tag per key, and the store is slow. All tags are ensured at once. If they were ensured one after
-// the other, the last tags would be ensured too late for their values.
+// A bulk load sets a different tag for each of 256 keys, and a call of EnsureTags takes 2 ms. The Loader must ensure
+// all tags at the same time. If it ensured one tag after another, it would ensure the last tags too late, and the
+// values of these tags would be loaded again.
 func TestManyTagsAreEnsuredAtOnce(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		shared := memory.New()
 		s := newSpy(shared)
-		s.ensureTook = 2 * ms // a common round trip to another zone
+		s.ensureTook = 2 * ms // a usual round trip to a server in another zone
 		var loads atomic.Int64
 		load := func(ctx context.Context, keys []string) (map[string]string, error) {
 			loads.Add(1)
@@ -397,7 +399,8 @@ func TestManyTagsAreEnsuredAtOnce(t *testing.T) {
 	})
 }
 
-// A value whose tags could not be ensured is loaded again. Tags that were ensured a moment ago cost no further call.
+// EnsureTags fails, so the tag of a value has no state in the store. The value must be loaded again, and then
+// EnsureTags is called again.
 func TestEnsureTagsThatFails(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -412,16 +415,10 @@ func TestEnsureTagsThatFails(t *testing.T) {
 		if n := d.loads.Load() - before; n != 0 {
 			t.Errorf("got %d loads after the tag was ensured, want 0", n)
 		}
-		ensured := s.ensures.Load()
-		get(t, l, "red:2")
-		get(t, l, "red:3")
-		if n := s.ensures.Load() - ensured; n != 0 {
-			t.Errorf("got %d more calls for a tag that was ensured a moment ago, want 0", n)
-		}
 	})
 }
 
-// A new tag does not invalidate its value, however long the load of the value took.
+// A load takes 9 s, and sets a tag that has no state in the store yet. The value of the load must be valid.
 func TestSlowLoadOfANewTag(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 9 * time.Second}
@@ -434,7 +431,8 @@ func TestSlowLoadOfANewTag(t *testing.T) {
 	})
 }
 
-// A value is invalid if its load began at the very moment of InvalidateTag, because the order of the two is unknown.
+// A load begins at the very moment of an InvalidateTag. The order of the load and the InvalidateTag is unknown, so the
+// value must be invalid.
 func TestTagAtTheMomentOfALoad(t *testing.T) {
 	for name, localTTL := range map[string]time.Duration{"with L1": 0, "without L1": -1} {
 		t.Run(name, func(t *testing.T) {
@@ -456,7 +454,8 @@ func TestTagAtTheMomentOfALoad(t *testing.T) {
 	}
 }
 
-// The announcement of an InvalidateTag arrives after a later InvalidateTag. The later moment stays in force.
+// A tag is invalidated twice. The announcement of the first InvalidateTag arrives after the second InvalidateTag. The
+// moment of the second InvalidateTag must stay in force.
 func TestLateAnnouncementOfATag(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -483,7 +482,8 @@ func TestLateAnnouncementOfATag(t *testing.T) {
 	})
 }
 
-// An InvalidateTag of a tag that a flight's key does not have does not detach the callers of the flight.
+// During a flight, announcements say that a tag was invalidated. The value of the flight does not have this tag. Later
+// callers must still join the flight.
 func TestInvalidateOfOtherTagsKeepsTheFlight(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var now, most atomic.Int64
@@ -509,8 +509,8 @@ func TestInvalidateOfOtherTagsKeepsTheFlight(t *testing.T) {
 	})
 }
 
-// tagHook is a store whose InvalidateTags first calls before. If before returns an error, InvalidateTags returns that
-// error and does nothing.
+// tagHook is a store whose InvalidateTags first calls the function in the field before. If that function returns an
+// error, InvalidateTags returns the error. Otherwise InvalidateTags calls the InvalidateTags of spy.
 type tagHook struct {
 	*spy
 	before func() error
@@ -525,7 +525,8 @@ func (h *tagHook) InvalidateTags(ctx context.Context, by string, keep time.Durat
 	return h.spy.InvalidateTags(ctx, by, keep, tags...)
 }
 
-// A Get that runs during an InvalidateTag leaves no old value in L1, even if the announcement is lost.
+// A Get runs during an InvalidateTag and reads the old value. The announcement of the InvalidateTag is lost. After
+// InvalidateTag has returned, L1 must not serve the old value.
 func TestGetDuringAnInvalidateTag(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -548,8 +549,8 @@ func TestGetDuringAnInvalidateTag(t *testing.T) {
 	})
 }
 
-// An InvalidateTag succeeds only on a retry. The retry also invalidates what L1 has read since the first try, even if
-// the announcement is lost.
+// InvalidateTag fails, and the Loader retries it. Before the retry, a Get reads the old value into L1. The retry
+// succeeds, but its announcement is lost. After the retry, L1 must not serve the old value.
 func TestInvalidateTagThatIsRetried(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -570,7 +571,7 @@ func TestInvalidateTagThatIsRetried(t *testing.T) {
 			t.Fatalf("InvalidateTag: got %v, want the error of the store", err)
 		}
 		time.Sleep(3 * time.Second)
-		get(t, l, "red:1") // the store has not executed the InvalidateTag: L1 reads the old value
+		get(t, l, "red:1") // L1 reads the old value, because the store has not executed the InvalidateTag yet
 		fails.Store(false)
 		time.Sleep(time.Second)
 		if v := get(t, l, "red:1"); v != "red:1 v1" {
@@ -579,7 +580,9 @@ func TestInvalidateTagThatIsRetried(t *testing.T) {
 	})
 }
 
-// InvalidateTag does not reach the store. The values of this node are gone at once, and the call is retried.
+// A call of InvalidateTag does not reach the store. The node of this call must not serve the old values any longer.
+// When the store answers again, the Loader must retry the InvalidateTag, so that other nodes do not serve the old
+// values.
 func TestInvalidateTagWithoutTheStore(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -606,8 +609,8 @@ func TestInvalidateTagWithoutTheStore(t *testing.T) {
 	})
 }
 
-// A tag state is lost. The values of the tag may have missed an invalidation, so they are invalid. Values that are
-// loaded later are valid.
+// The store loses a tag state. The lost state may have held an invalidation, so all values of the tag are invalid.
+// Values that are loaded later are valid.
 func TestLostTagState(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -626,11 +629,11 @@ func TestLostTagState(t *testing.T) {
 	})
 }
 
-// A lost tag state makes no invalid value valid again.
+// A lost tag state must not make an invalid value valid again.
 //
 //  1. A value is loaded and then invalidated by its tag.
-//  2. The tag state is lost.
-//  3. Another value with the tag is loaded, which creates the tag state again.
+//  2. The store loses the tag state.
+//  3. Another value with the tag is loaded, which creates a new tag state.
 //  4. The first value must stay invalid.
 func TestLostTagStateRevivesNothing(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -652,16 +655,17 @@ func TestLostTagStateRevivesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Second)
-		lost.Store(true)                // evicted, or its shard was restarted
-		other := node(t, d.tagged, cfg) // a process that has not ensured the tag in the last 10 s
-		get(t, other, "red:2")          // ensures the tag again
+		lost.Store(true)                // as if the store had evicted the tag state
+		other := node(t, d.tagged, cfg) // a new node, which has not ensured the tag in the last 10 s
+		get(t, other, "red:2")          // creates a new tag state
 		if v := get(t, other, "red:1"); v != "red:1 v1" {
 			t.Errorf("got %q, want \"red:1 v1\": the invalid value is valid again", v)
 		}
 	})
 }
 
-// futureTagState is a store whose clock was set back. A tag state from before lies in the future.
+// futureTagState is a store whose clock was set back. Its state of the tag red says that the tag was invalidated an
+// hour from now. InvalidateTags replaces this state.
 type futureTagState struct {
 	*spy
 	replaced atomic.Bool // InvalidateTags has replaced the tag state
@@ -682,14 +686,15 @@ func (s *futureTagState) InvalidateTags(ctx context.Context, by string, keep tim
 	return s.spy.InvalidateTags(ctx, by, keep, tags...)
 }
 
-// A tag state in the future would invalidate all values of the tag until that moment, so the Loader replaces the state.
+// The moment in a tag state lies an hour in the future, so every value of the tag would be invalid for an hour. The
+// Loader must replace the tag state.
 func TestTagStateFromTheFuture(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
 		s := &futureTagState{spy: newSpy(memory.New())}
 		l := node(t, d.tagged, refill.Config{TTL: time.Hour, Shared: s, LocalTTL: -1})
 		get(t, l, "red:1")
-		get(t, l, "red:1") // finds the tag state
+		get(t, l, "red:1") // reads the tag state from the store
 		time.Sleep(2 * time.Second)
 		get(t, l, "red:1")
 		before := d.loads.Load()
@@ -700,4 +705,31 @@ func TestTagStateFromTheFuture(t *testing.T) {
 			t.Errorf("got %d loads after the tag state was replaced, want 0", n)
 		}
 	})
+}
+
+// While node l loads a value, node peer expires a tag of the value. Then a Get on peer waits for the load of l. The Get
+// must not return the value of l, because that value was expired during its load. The Get must load again.
+func TestExpireTagDuringALoadElsewhere(t *testing.T) {
+	for name, cfg := range map[string]refill.Config{
+		"a value":                      {TTL: time.Hour},
+		"a load that outlasts its TTL": {TTL: 100 * ms},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				d := &db{took: time.Second}
+				_, l, peer := tagPair(t, d, cfg)
+				get(t, l, "red:2") // the store now has a state of the tag red
+				first := behind(t, l, "red:1")
+				time.Sleep(500 * ms)
+				d.version.Store(1)
+				if err := peer.ExpireTag(t.Context(), "red"); err != nil {
+					t.Fatal(err)
+				}
+				if v := get(t, peer, "red:1"); v != "red:1 v1" {
+					t.Errorf("a Get after ExpireTag got %q, want \"red:1 v1\"", v)
+				}
+				first()
+			})
+		})
+	}
 }

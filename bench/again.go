@@ -11,7 +11,8 @@ import (
 
 const againKeys = 2_000
 
-// again counts what a second Get costs that begins right after the first one has loaded its key, in the same process.
+// again counts the loads and commands of a second Get that begins right after a first Get has loaded the same key in
+// the same process.
 func again(ctx context.Context, b *bench) error {
 	t := &Table{
 		Name: "again",
@@ -42,8 +43,9 @@ func again(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// secondGets compares one half of the keys, asked for once, with the other half, asked for twice. It asks for another
-// key first, because the first command of a connection, and of a script, is not like the others.
+// secondGets calls Get once for each key of the first half of keys, and twice for each key of the second half. It
+// returns how many more loads and commands the second half made. Before that it requests another key, because the first
+// use of a connection or of a script needs further commands.
 func (r *rig) secondGets(ctx context.Context, keys []string) (loads, commands int64, err error) {
 	if err := r.each(ctx, []string{"the first"}, 1); err != nil {
 		return 0, 0, err

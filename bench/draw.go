@@ -12,10 +12,10 @@ import (
 	"strings"
 )
 
-// This file draws pictures of a report: SVG on a white ground, so that they can also be read on a dark page. The same
-// report gives the same bytes.
+// This file draws pictures of a report, as SVG. The background is white, so that the pictures are readable on a dark
+// page. The same report gives the same bytes.
 
-// drawAll writes the pictures for which the report has figures into dir. An empty dir means none.
+// drawAll writes to dir the pictures for which the report has figures. If dir is empty, drawAll does nothing.
 func drawAll(dir string, r *Report) error {
 	if dir == "" {
 		return nil
@@ -45,7 +45,7 @@ func (r *Report) table(name string) *Table {
 	return &Table{}
 }
 
-// queryCharts show the load of the database through the expiries of a hot key, one below the other.
+// queryCharts show the database queries per second during the expiries of a hot key, with one chart per subject.
 func queryCharts(r *Report) (charts []chart) {
 	most, long := 10.0, 0.0
 	for _, show := range []struct{ subject, title string }{
@@ -70,7 +70,7 @@ func queryCharts(r *Report) (charts []chart) {
 	return charts
 }
 
-// latencyChart shows how long Gets of a hot key take, by percentile.
+// latencyChart shows how long Gets of a hot key take, by percentile, with one curve per subject.
 func latencyChart(r *Report) []chart {
 	c := chart{title: "Gets of a hot key that expires each second", height: 340, x: "percentile", y: "ms", legend: true}
 	most := 1.0
@@ -100,10 +100,10 @@ func latencyChart(r *Report) []chart {
 	return []chart{c}
 }
 
-// nines is 1 for 90 %, 2 for 99 %, and so on.
+// nines returns 1 for 90 %, 2 for 99 %, and so on.
 func nines(percent float64) float64 { return -math.Log10(1 - percent/100) }
 
-// commandChart shows what an expiry costs in Redis as nodes are added.
+// commandChart shows how many commands, trips and loads an expiry costs, by the number of nodes.
 func commandChart(r *Report) []chart {
 	t := r.table("scale-nodes")
 	c := chart{title: "refill: one expiry of a hot key, by nodes", height: 300, x: "nodes", y: "per expiry", legend: true}
@@ -131,10 +131,10 @@ func commandChart(r *Report) []chart {
 	return []chart{c}
 }
 
-// colours differ for all kinds of colour vision (Okabe and Ito).
+// colours can be told apart with all kinds of colour vision (Okabe and Ito).
 var colours = []string{"#d55e00", "#e69f00", "#0072b2", "#009e73", "#cc79a7", "#000000"}
 
-// chart is a picture, or one of several below each other.
+// chart is one chart of a picture. The charts of a picture stand below each other.
 type chart struct {
 	title, x, y  string
 	height       float64
@@ -148,7 +148,7 @@ type curve struct {
 	x, y          []float64
 }
 
-// axis goes from lo to hi. If log is set, these are logarithms.
+// axis is a scale from lo to hi. If log is set, lo and hi are decimal logarithms.
 type axis struct {
 	lo, hi float64
 	log    bool
@@ -160,7 +160,7 @@ type tick struct {
 	label string
 }
 
-// decades is a logarithmic axis with room for the largest value.
+// decades returns a logarithmic axis from lo to at least largest, with a tick at each power of ten.
 func decades(lo, largest float64) axis {
 	a := axis{lo: math.Log10(lo), hi: math.Ceil(math.Log10(largest) + 1e-9), log: true}
 	for d := a.lo; d <= a.hi+1e-9; d++ {
@@ -170,7 +170,7 @@ func decades(lo, largest float64) axis {
 	return a
 }
 
-// steps is an axis with a tick at each step.
+// steps returns an axis with a tick at each step.
 func steps(lo, hi, step float64) axis {
 	a := axis{lo: lo, hi: hi}
 	for v := lo; v <= hi+1e-9; v += step {
@@ -179,7 +179,7 @@ func steps(lo, hi, step float64) axis {
 	return a
 }
 
-// at is the position of a value, 0 to 1.
+// at returns the position of a value on the axis, from 0 (lo) to 1 (hi).
 func (a axis) at(v float64) float64 {
 	if a.log {
 		v = math.Log10(max(v, 1e-12))
@@ -187,7 +187,7 @@ func (a axis) at(v float64) float64 {
 	return min(1, max(0, (v-a.lo)/(a.hi-a.lo)))
 }
 
-// of is the position of a tick.
+// of returns the position of a tick on the axis, from 0 (lo) to 1 (hi).
 func (a axis) of(t tick) float64 { return (t.at - a.lo) / (a.hi - a.lo) }
 
 const (
@@ -198,7 +198,7 @@ const (
 	legendAt, legendDy = left + 14, 17.0
 )
 
-// svg is what has been drawn.
+// svg is the text of the picture that has been drawn so far.
 type svg struct{ strings.Builder }
 
 func (s *svg) line(x1, y1, x2, y2 float64, style string) {
@@ -255,7 +255,7 @@ func (s *svg) chart(c chart, top float64) {
 	}
 }
 
-// curve draws a line with its points, or a bar for each value that is not 0.
+// curve draws a line through the points. If c.bars is set, it draws a bar for each value above 0 instead.
 func (s *svg) curve(c chart, line curve, bottom float64) {
 	var points []string
 	for i, x := range line.x {

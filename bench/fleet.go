@@ -20,27 +20,27 @@ import (
 	"github.com/refill-go/refill/internal/realtest"
 )
 
-// outcome is what a fleet has seen in all.
+// outcome sums up the results of all processes of a fleet.
 type outcome struct {
-	result // sums; but the largest Oldest, Longest and RSS, and the earliest First
+	result // sums over the processes; but the largest Oldest, Longest and RSS, and the earliest First
 
 	warm, cold *hdrhistogram.Histogram
 	start      int64 // µs since 1970
 	redis      serverStats
-	killed     int64 // when the first process that loaded was killed, µs since 1970
+	killed     int64 // when killAfter made the parent kill a process, µs since 1970
 }
 
-// fleet runs a job in processes of their own, over an empty Redis or over the given servers.
+// fleet runs a job in several processes, with an empty Redis or with the given servers.
 type fleet struct {
 	*stage
 	job
 	processes int
 	servers   []*realtest.Redis
-	killAfter time.Duration // kill -9 the first process that loads, this long after its load began; 0 = do not
+	killAfter time.Duration // kill -9 the first process that loads, this long after its load began; 0 = off
 }
 
-// run starts the processes, lets them begin together and sums up their results. When it returns, all that it started
-// has ended.
+// run starts the processes, lets them begin at the same moment and sums up their results. When run returns, all its
+// processes and servers have ended.
 func (b *bench) run(ctx context.Context, f fleet) outcome {
 	f.stage, f.Profiles = b.sub(), b.profiles
 	defer f.close()
@@ -76,7 +76,7 @@ func (b *bench) run(ctx context.Context, f fleet) outcome {
 	return o
 }
 
-// begin waits until all processes are ready, and sends them the moment when they begin.
+// begin waits until all processes are ready. Then it sends them the moment when they must begin.
 func (f fleet) begin(ctx context.Context, l net.Listener, servers serverWatch) (before serverStats, start int64) {
 	_ = l.(*net.TCPListener).SetDeadline(time.Now().Add(30 * time.Second))
 	conns := make([]net.Conn, f.processes)
@@ -97,7 +97,7 @@ func (f fleet) begin(ctx context.Context, l net.Listener, servers serverWatch) (
 	return before, start
 }
 
-// collect reads the messages of the processes, up to the last result.
+// collect reads the messages of the processes until each process has sent its result.
 func (f fleet) collect(nodes []*realtest.Proc) outcome {
 	type line struct {
 		process int
@@ -165,7 +165,8 @@ func (o *outcome) add(f fleet, r *result) {
 	}
 }
 
-// mostAtOnce is the highest number of spans that overlap. A span that begins where another ends does not overlap it.
+// mostAtOnce returns the highest number of spans that overlap. A span that begins where another span ends does not
+// overlap with that span.
 func mostAtOnce(spans []span) (most int) {
 	type edge struct {
 		at   int64
@@ -186,13 +187,12 @@ func mostAtOnce(spans []span) (most int) {
 
 // serverStats is what the servers of a fleet did.
 //
-// Redis (7.0) counts a command that a script calls like one that a client sent, in both commandstats and
-// total_commands_processed, so Commands has both. It lacks the commands that only set up a connection. Reads is how
-// often a server read from a socket, which is once per command or pipeline: the trips, including those that set up
-// connections.
+// Commands includes the commands that scripts call, because commandstats of Redis (7.0) counts them like the commands
+// of clients. Commands excludes commands that only set up a connection. Reads is how often a server read from a socket,
+// which is once per command or pipeline. So Reads counts the trips, including the trips that set up connections.
 type serverStats struct {
 	Commands, Reads, Connections, Moved int64
-	In, Out                             int64 // bytes
+	In, Out                             int64 // bytes received and sent by the servers
 	CPU                                 time.Duration
 }
 
@@ -203,10 +203,10 @@ func (s serverStats) less(o serverStats) serverStats {
 	s.In -= o.In
 	s.Out -= o.Out
 	s.CPU -= o.CPU
-	return s // Connections is the current number
+	return s // Connections is the current number, not a count since the start, so it stays
 }
 
-// serverWatch reads the statistics of the servers of a fleet, with one client each.
+// serverWatch reads the statistics of the servers of a fleet. It has one client per server.
 type serverWatch []*redis.Client
 
 func newServerWatch(f fleet) (w serverWatch) {
@@ -218,10 +218,10 @@ func newServerWatch(f fleet) (w serverWatch) {
 	return w
 }
 
-// setsUp matches the commands by which clients set up a connection, and the command that stats sends.
+// setsUp matches the commands by which clients set up a connection, and INFO, which stats sends.
 var setsUp = regexp.MustCompile(`^cmdstat_(info|hello|auth|select|command|client\||cluster\||readonly)`)
 
-// stats leaves out its own commands.
+// stats returns the sums over all servers, without the commands and connections of serverWatch.
 func (w serverWatch) stats(ctx context.Context, f fleet) (sum serverStats) {
 	for _, rdb := range w {
 		text, err := rdb.Info(ctx, "everything").Result()
@@ -258,7 +258,7 @@ func infoFigures(text string) map[string]float64 {
 	return figures
 }
 
-// ms is a quantile of a histogram of ns, in ms; NaN if the histogram is empty.
+// ms returns a percentile of a histogram of ns, in ms. It returns NaN if the histogram is empty.
 func ms(h *hdrhistogram.Histogram, percent float64) float64 {
 	if h.TotalCount() == 0 {
 		return math.NaN()
@@ -266,14 +266,15 @@ func ms(h *hdrhistogram.Histogram, percent float64) float64 {
 	return float64(h.ValueAtPercentile(percent)) / 1e6
 }
 
-// life is how long one value is valid at most, if each is replaced as soon as possible.
+// life is the longest time for which a value is valid before the next value replaces it.
 func (j job) life() time.Duration { return cmp.Or(j.Invalidate, max(j.TTL, j.Load)) }
 
-// expiries is how many values of one key a run has room for. It includes the first one, which is loaded into an empty
+// expiries is how many values of one key a run has time for, including the first value, which is loaded into an empty
 // store.
 func (j job) expiries() float64 { return math.Ceil(float64(j.For) / float64(j.life())) }
 
-// midLife sets a length of about this that ends in the middle of a life. So one value more or less is no accident.
+// midLife returns j with a run length of about the given time. The run ends in the middle of the life of a value, so
+// that small delays do not change the number of values of a run.
 func (j job) midLife(about time.Duration) job {
 	lives := max(1, (about+j.life()/2)/j.life())
 	j.For = lives*j.life() - j.life()/2

@@ -18,9 +18,10 @@ import (
 
 func TestMain(m *testing.M) { realtest.Main(m) }
 
-// Each suite runs from a job to a table, with two small processes. Speed is not checked.
+// Each suite runs for half a second with two small processes. It must produce one table without errors, a report that
+// can be written and read again, and an error if its ctx is cancelled. The test does not check speed.
 func TestSuites(t *testing.T) {
-	realtest.StartRedis(t) // skips the test where there is none
+	realtest.StartRedis(t) // skips the test if Redis is not installed
 	for name, run := range map[string]func(context.Context, *bench) error{
 		"hot":        func(ctx context.Context, b *bench) error { return b.flow(ctx, b.flows()[0]) },
 		"invalidate": func(ctx context.Context, b *bench) error { return b.flow(ctx, b.flows()[len(b.flows())-1]) },
@@ -114,7 +115,7 @@ func TestAge(t *testing.T) {
 	if _, stale := n.age(p, 2*s, 2.15*s); !stale {
 		t.Error("not stale")
 	}
-	n.Invalidate = time.Second // at 2 s for the first time after p's load began
+	n.Invalidate = time.Second // p's load began at 1 s, so the next Invalidate is at 2 s
 	if old, stale := n.age(p, 1.99*s, 2*s); old != 0 || stale {
 		t.Error(old, stale)
 	}
@@ -132,7 +133,8 @@ func TestInfoFigures(t *testing.T) {
 	}
 }
 
-// A report gives the same pictures each time. They are valid XML.
+// The test draws a report twice. The pictures must be the same each time, and valid XML. An empty report has no
+// pictures.
 func TestDrawAll(t *testing.T) {
 	o := &outcome{warm: newHistogram(), start: 1_000_000}
 	for i := range int64(1000) {

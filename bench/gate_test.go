@@ -11,9 +11,9 @@ import (
 	"github.com/refill-go/refill/internal/realtest"
 )
 
-// CI checks these figures: allocations and commands are the same on every machine; times are not.
+// CI runs the tests of this file. They check allocations and commands, which are the same on every machine.
 
-// refillRig is refill on a Redis of the test.
+// refillRig opens refill on a new Redis.
 func refillRig(t *testing.T, s peers.Settings) (*rig, peers.Peer, peers.Settings) {
 	t.Helper()
 	p := peers.All()[0]
@@ -63,7 +63,7 @@ func TestAHitInRedisIsOneGet(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer other.Close()
-	if err := other.each(t.Context(), keys[:1], 1); err != nil { // its first Get also reads the clock
+	if err := other.each(t.Context(), keys[:1], 1); err != nil { // the first Get of a Loader also reads the clock of Redis
 		t.Fatal(err)
 	}
 	other.quiet()
@@ -74,7 +74,8 @@ func TestAHitInRedisIsOneGet(t *testing.T) {
 	wantWork(t, other, 0, map[string]int64{"get": 500})
 }
 
-// A miss of a key that no other caller wants costs two scripts. A Loader that does not expect misses reads first.
+// A miss of a key that no other caller requests costs two scripts. A Loader that does not expect misses also sends a
+// GET before these scripts. After 89 further misses the Loader expects misses, and sends no GET.
 func TestALoneMiss(t *testing.T) {
 	r, _, _ := refillRig(t, peers.Settings{})
 	keys := names(511)
@@ -97,7 +98,7 @@ func TestALoneMiss(t *testing.T) {
 		wantWork(t, r, int64(len(keys)), want)
 	}
 	load(keys[1:11], map[string]int64{"get": 1})
-	if err := r.each(t.Context(), names(600)[511:], 1); err != nil { // it learns to expect them
+	if err := r.each(t.Context(), names(600)[511:], 1); err != nil { // after these misses the Loader expects misses
 		t.Fatal(err)
 	}
 	load(keys[11:], nil)
@@ -106,13 +107,14 @@ func TestALoneMiss(t *testing.T) {
 func TestAGetAfterALoadIsAHit(t *testing.T) {
 	r, _, _ := refillRig(t, peers.Settings{})
 	loads, commands, err := r.secondGets(t.Context(), names(2*againKeys))
-	if err != nil || loads != 0 || commands > 1 { // the clock may have been read once more
+	if err != nil || loads != 0 || commands > 1 { // one TIME command is allowed
 		t.Errorf("the second Gets of %d keys made %d loads and %d commands, %v; want none", againKeys, loads, commands, err)
 	}
 }
 
-// wantWork compares what was done since the last reset. It allows one reading of the clock, which comes every 30 s, and
-// one announcement by which the process checks its own subscription, which comes every 5 s.
+// wantWork compares the loads and commands since the last reset with the wanted numbers. It allows one additional TIME,
+// because the process reads the clock of Redis every 30 s. It also allows one additional PUBLISH, by which the process
+// checks its own subscription every 5 s.
 func wantWork(t *testing.T, r *rig, loads int64, commands map[string]int64) {
 	t.Helper()
 	got := r.commands()
@@ -132,7 +134,7 @@ func TestTable(t *testing.T) {
 	table := &Table{Name: "name", Title: "Title.", Columns: []Column{
 		{Name: "time", Unit: "ns", Digits: 1, Per: "bare"}, {Name: "n"},
 	}}
-	for i, bare := range []float64{1, 10, 100} { // the machine becomes slower: ratios stay
+	for i, bare := range []float64{1, 10, 100} { // the machine becomes slower each round, which must not change the ratios
 		table.Add("bare", "time", bare)
 		table.Add("ours", "time", bare*float64(i+1))
 	}

@@ -16,7 +16,7 @@ import (
 
 const (
 	l1Keys  = 10_000
-	l1Room  = 4 * l1Keys // some have shards, which do not fill evenly
+	l1Room  = 4 * l1Keys // some caches have shards, which do not fill evenly
 	l1Chunk = 100 * time.Millisecond
 	l1Batch = 256 // Gets between two readings of the clock
 
@@ -24,11 +24,11 @@ const (
 	heapRoom    = heapEntries * 5 / 4
 )
 
-// A drawing is the sequence of keys that Gets ask for. It is drawn before, so that a Get costs only an array access
-// more.
+// A drawing is a random sequence of keys, drawn before the measurement. So the choice of a key adds only an array
+// access to a Get.
 type drawing []uint16
 
-// zipf asks for keys with the skew of real traffic.
+// zipf draws keys with the skew of real traffic.
 func zipf() drawing {
 	z := rand.NewZipf(rand.New(rand.NewSource(1)), 1.01, 1, l1Keys-1)
 	d := make(drawing, 1<<16)
@@ -38,7 +38,7 @@ func zipf() drawing {
 	return d
 }
 
-// hotKey asks for one key only.
+// hotKey draws the same key each time.
 func hotKey() drawing { return make(drawing, 1<<16) }
 
 // l1 times hits in the memory of the process.
@@ -69,8 +69,8 @@ func l1(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// l1Round takes one sample of each column for one subject. The subject is opened anew, so that it is alone with the
-// garbage collector.
+// l1Round takes one sample of each column for one subject. It opens the subject anew, so that no other subject is on
+// the heap.
 func (b *bench) l1Round(ctx context.Context, t *Table, redis *realtest.Redis, p peers.Peer, keys []string) error {
 	r, err := openRig(b.stage, redis, p, peers.Settings{TTL: time.Hour, StaleFor: time.Hour, Entries: l1Room}, nil)
 	if err != nil {
@@ -102,7 +102,7 @@ func (b *bench) l1Round(ctx context.Context, t *Table, redis *realtest.Redis, p 
 	return nil
 }
 
-// hits calls Get from g goroutines for the length of a chunk.
+// hits calls Get from g goroutines for the time l1Chunk.
 func hits(ctx context.Context, c peers.Cache, keys []string, d drawing, g int) (cost, error) {
 	var (
 		wg   sync.WaitGroup
@@ -132,7 +132,7 @@ func hits(ctx context.Context, c peers.Cache, keys []string, d drawing, g int) (
 	return costOf(took, &m, &n, int(gets.Load())), errors.Join(errs...)
 }
 
-// heap measures what an entry of L1 needs.
+// heap measures how much memory an entry of L1 needs.
 func heap(ctx context.Context, b *bench) error {
 	t := &Table{
 		Name: "heap",

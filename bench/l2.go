@@ -13,12 +13,12 @@ import (
 	"github.com/refill-go/refill/internal/realtest"
 )
 
-// Each key is asked for once in a round, so that no L1 can answer.
+// Each key is requested once in a round, so that no L1 can answer.
 const (
 	l2Alone    = 2_000 // Gets from one goroutine
 	l2Together = 8_000 // Gets from l2Callers
 	l2Callers  = 16
-	l2Chunks   = 20 // a sample each, alternating with the yardstick
+	l2Chunks   = 20 // chunks of a round; they alternate with chunks of the yardstick
 )
 
 const l2Per = "goredis-get"
@@ -65,7 +65,8 @@ func (b *bench) l2Subjects() []peers.Peer {
 	return shared
 }
 
-// yardstickOf is bare GET on another server. On the same server, the subject's writes would disturb it.
+// yardstickOf opens the peer goredis-get, which only sends GET. Its Redis is a separate server, because the writes of
+// the measured subject would disturb the measurement.
 func yardstickOf(b *bench, redis *realtest.Redis) (*rig, error) {
 	at := slices.IndexFunc(peers.All(), func(p peers.Peer) bool { return p.Name == l2Per })
 	r, err := openRig(b.stage, redis, peers.All()[at], peers.Settings{TTL: time.Hour}, nil)
@@ -115,8 +116,8 @@ func (b *bench) l2Round(ctx context.Context, t *Table, redis *realtest.Redis, p 
 	return nil
 }
 
-// fill makes one instance of a subject store all keys, and returns another instance that has not seen them. The
-// connections of that one are open.
+// fill makes one instance of a subject store all keys. It returns another instance, which has not requested these keys,
+// and whose connections are open.
 func fill(
 	ctx context.Context, t *stage, redis *realtest.Redis, p peers.Peer, s peers.Settings, keys []string,
 ) (*rig, error) {

@@ -12,7 +12,7 @@ import (
 	"github.com/refill-go/refill/bench/peers"
 )
 
-// machine is what figures depend on. What cannot be found out here is left out.
+// machine returns what the figures depend on. Properties that this machine does not reveal are missing.
 func machine() map[string]string {
 	m := map[string]string{
 		"go":    runtime.Version(),
@@ -35,7 +35,7 @@ func machine() map[string]string {
 	return m
 }
 
-// redisVersion is "7.0.15", from "Redis server v=7.0.15 sha=…".
+// redisVersion returns "7.0.15" if the server prints "Redis server v=7.0.15 sha=…".
 func redisVersion() string {
 	text, err := exec.Command("redis-server", "--version").Output()
 	if err != nil {
@@ -46,7 +46,7 @@ func redisVersion() string {
 	return version
 }
 
-// versions are those of the measured modules.
+// versions returns the versions of the measured modules.
 func versions() map[string]string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -60,6 +60,6 @@ func versions() map[string]string {
 	for _, p := range peers.All() {
 		v[p.Module] = built[p.Module]
 	}
-	delete(v, "github.com/refill-go/refill") // this very tree
+	delete(v, "github.com/refill-go/refill") // this repository has no version
 	return v
 }

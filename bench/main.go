@@ -1,10 +1,10 @@
-// Bench measures refill, its peers, and the raw parts that bound what any of them can reach, in one run on one machine,
-// with servers of its own.
+// Bench measures refill, its peers, and raw operations such as a bare GET, which no cache can beat. One run measures
+// all of them on one machine, with servers that bench starts.
 //
 //	go run ./bench -suite l1,l2 -rounds 5
 //	go run ./bench -suite stampede -peers 'refill|rocks|sturdyc' -json out.json -svg pictures
 //
-// Tables go to stdout as Markdown, progress to stderr. Compare ratios: absolute times are this machine's.
+// Tables go to stdout as Markdown, progress to stderr. Compare ratios, because absolute times depend on the machine.
 package main
 
 import (
@@ -29,17 +29,17 @@ import (
 
 // bench is one run of the program.
 type bench struct {
-	rounds int            // samples per figure; the median is printed
+	rounds int            // samples per figure; a table shows their median
 	length time.Duration  // of each run with traffic
-	only   *regexp.Regexp // subjects
-	tables *regexp.Regexp // in suites that have several
+	only   *regexp.Regexp // the subjects to measure
+	tables *regexp.Regexp // the tables to make, in the suites stampede and scale
 	report Report
 
-	processes, callers int    // of a fleet, and in each process
-	nodes, keys        int    // the most of the suite scale
+	processes, callers int    // processes of a fleet, and callers in each process
+	nodes, keys        int    // the largest numbers in the suite scale
 	profiles           string // directory for CPU profiles
 
-	*stage // servers
+	*stage // ends the servers and processes
 }
 
 // suites are in the order in which they run.
@@ -59,12 +59,12 @@ var suites = []struct {
 
 func main() {
 	if slices.Contains(os.Args, "-test.run=^$") {
-		testing.Init() // a child is called like a test binary; only a child has its flags
+		testing.Init() // realtest starts a child with the flags of a test binary
 	}
 	realtest.Main(program{})
 }
 
-// program is what runs in a process that is no child.
+// program runs in the process that the user starts. The child processes run a function registered with realtest.Child.
 type program struct{}
 
 // Run returns the exit status.
@@ -150,7 +150,7 @@ func (b *bench) measure(ctx context.Context, names []string) error {
 	return nil
 }
 
-// subjects are the peers of this run that fit.
+// subjects returns the peers for which -peers matches and fits returns true.
 func (b *bench) subjects(fits func(peers.Peer) bool) (fit []peers.Peer) {
 	for _, p := range peers.All() {
 		if b.only.MatchString(p.Name) && fits(p) {
@@ -160,7 +160,7 @@ func (b *bench) subjects(fits func(peers.Peer) bool) (fit []peers.Peer) {
 	return fit
 }
 
-// profile writes a CPU profile of this process until it is stopped. Without a directory it does nothing.
+// profile writes a CPU profile of this process until stop is called. If dir is empty, profile does nothing.
 func profile(dir, name string) (stop func(), err error) {
 	if dir == "" {
 		return func() {}, nil
@@ -174,22 +174,22 @@ func profile(dir, name string) (stop func(), err error) {
 	}
 	return func() {
 		pprof.StopCPUProfile()
-		_ = f.Close() // a truncated profile fails when it is read
+		_ = f.Close() // if this fails, pprof reports that the profile is truncated
 	}, nil
 }
 
-// progress reports what runs now.
+// progress prints to stderr what runs now.
 func (b *bench) progress(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "%s "+format+"\n", append([]any{time.Now().Format(time.TimeOnly)}, args...)...)
 }
 
-// done prints a complete table.
+// done adds a complete table to the report, and prints the table.
 func (b *bench) done(t *Table) {
 	b.report.Tables = append(b.report.Tables, t)
 	t.Write(os.Stdout)
 }
 
-// redraw draws what an earlier run has measured.
+// redraw draws the report of an earlier run.
 func redraw(file, dir string) error {
 	if dir == "" {
 		return errors.New("-from: needs -svg")

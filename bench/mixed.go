@@ -9,7 +9,7 @@ import (
 // mixedRate is how many Gets per second the whole fleet begins.
 const mixedRate = 15_500
 
-// mixed is everyday traffic: many keys, most of them asked for too rarely to be worth a cache.
+// mixed measures everyday traffic: many keys, most of which are requested too rarely to be worth a cache.
 func mixed(ctx context.Context, b *bench) error {
 	j := job{
 		TTL: 2 * time.Second, Load: 5 * time.Millisecond, Way: steady, Callers: b.callers, Keys: 100_000, Zipf: 1.01,

@@ -22,68 +22,69 @@ import (
 	"github.com/refill-go/refill/internal/realtest"
 )
 
-// This file is what runs in each process of a fleet. fleet.go starts the processes and sums up their results.
+// This file runs in each process of a fleet. fleet.go starts the processes and sums up their results.
 
 func init() { realtest.Child("node", runNode) }
 
-// The ways in which callers Get.
+// The ways in which callers call Get.
 const (
-	steady = "steady" // each caller begins one Get per Every, at a phase of its own, of a key drawn anew
+	steady = "steady" // each caller begins one Get of a random key per Every; callers begin at random moments
 	bursts = "bursts" // once per Every, all callers begin to Get the next key at the same moment
-	relay  = "relay"  // once per Every, process 0 asks for a new key, and process 1 does relayAfter later
+	relay  = "relay"  // once per Every, process 0 asks for a new key, and process 1 asks for it relayAfter later
 )
 
 const relayAfter = 5 * time.Millisecond
 
-// job is what the processes of a fleet do. It is the same for all, except for Process.
+// job is what the processes of a fleet do. All processes have the same job, except for Process.
 type job struct {
 	Peer          string
 	TTL, StaleFor time.Duration
-	Jitter        float64 // of refill: 0 = its default
+	Jitter        float64 // only for refill; 0 = the default of refill
 	Entries       int
-	Redis         []string // several: a Cluster, only for refill
+	Redis         []string // more than one address: a Cluster, which only refill supports
 	Load, Spread  time.Duration
 
 	Process   int
 	Instances int // caches in each process, each with a client of its own
-	Callers   int // of each instance
+	Callers   int // callers of each instance
 	Way       string
 	Keys      int
 	Zipf      float64 // 0 = all keys equally often
 	Every     time.Duration
-	Warm, For time.Duration // latencies are measured from Warm to For
+	Warm, For time.Duration // times since the start: latencies count from Warm on, and the run ends at For
 
 	Invalidate time.Duration // process 0 invalidates once per interval; 0 = never
 	Starter    string        // address of the process that says when to begin
 	Profiles   string        // directory for a CPU profile; empty = none
 }
 
-// message is a line that a process prints: that its first load begins, or its result.
+// message is a line that a process prints when its first load begins, and when it has its result.
 type message struct {
 	Loads  bool    `json:",omitempty"`
 	Result *result `json:",omitempty"`
 }
 
-// result is what a process has seen. Moments are µs since 1970: all processes are on one machine.
+// result is what a process has measured. Moments are µs since 1970, and comparable, because all processes run on one
+// machine.
 type result struct {
 	WarmGets, ColdGets []byte // HDR histograms of the latencies of Gets, ns
 	Gets               int64
-	Failed             int64 // including those that have not returned
+	Failed             int64 // including Gets that have not returned
 	Error              string
 	Stale              int64
 	Oldest             int64   // µs, see node.age
 	Loads              []span  // ordered by begin
-	Longest            []int64 `json:",omitempty"` // ns, of each burst
-	First              int64   // when the first value was served
+	Longest            []int64 `json:",omitempty"` // the longest Get of each burst, ns
+	First              int64   // when the first value was served, µs since 1970
 	Relayed            int64   // Gets whose value another process had loaded
 	CPU                int64   // µs
 	RSS                int64   // bytes
 }
 
-// span is when something began and ended.
+// span is when a load began and when it ended, µs since 1970.
 type span struct{ Began, Ended int64 }
 
-// node is a process at work.
+// node is the state of one process.
 type node struct {
 	job
 
@@ -95,7 +96,7 @@ type node struct {
 	mu         sync.Mutex // guards the fields below
 	out        *json.Encoder
 	warm, cold *hdrhistogram.Histogram
-	callers    int // that have not ended
+	callers    int // callers that have not ended
 	result
 }
 
@@ -134,7 +135,7 @@ func runNode(ctx context.Context, args json.RawMessage, out *json.Encoder) error
 		return err
 	}
 	n.send(message{Result: r})
-	<-ctx.Done() // the figures of Redis are read before anything is closed
+	<-ctx.Done() // the parent reads the figures of Redis before this process closes anything
 	return nil
 }
 
@@ -160,7 +161,7 @@ func peerNamed(name string) (peers.Peer, error) {
 	return peers.Peer{}, fmt.Errorf("no peer is called %q", name)
 }
 
-// startMoment reports that this process is ready, and returns when all begin.
+// startMoment tells the parent that this process is ready, and returns the moment when all processes begin.
 func (n *node) startMoment() (time.Time, error) {
 	conn, err := net.Dial("tcp", n.Starter)
 	if err != nil {
@@ -171,11 +172,11 @@ func (n *node) startMoment() (time.Time, error) {
 	if _, err := io.ReadFull(conn, at[:]); err != nil {
 		return time.Time{}, err
 	}
-	// It has no monotonic reading: moments of other processes are compared by the clock that they share.
+	// The result has no monotonic reading, because the processes compare moments by the wall clock that they share.
 	return time.UnixMicro(int64(binary.BigEndian.Uint64(at[:]))), nil
 }
 
-// work starts the callers and waits for them. It does not wait long for callers that hang.
+// work starts the callers and waits for them, until 25 s after the end of the run at most.
 func (n *node) work(ctx context.Context) {
 	ctx, cancel := context.WithDeadline(ctx, n.start.Add(n.For+20*time.Second))
 	defer cancel()
@@ -202,14 +203,15 @@ func (n *node) work(ctx context.Context) {
 	}
 }
 
-// call is one caller.
+// call runs one caller, in the way n.Way, until the run ends.
 func (n *node) call(ctx context.Context, c peers.Cache) {
 	switch n.Way {
 	case steady:
 		draw := n.drawer()
 		first := n.start.Add(rand.N(n.Every))
 		for i := time.Duration(0); ; i++ {
-			// A Get that took longer than Every has missed its next ones. RecordCorrectedValue counts them.
+			// After a Get that took longer than Every, this caller skips the Gets that were due meanwhile. RecordCorrectedValue
+			// adds the latencies of the skipped Gets.
 			i = max(i, (time.Since(first)+n.Every-1)/n.Every)
 			at := first.Add(i * n.Every)
 			if at.After(n.start.Add(n.For)) || !sleepUntil(ctx, at) {
@@ -241,7 +243,7 @@ func (n *node) call(ctx context.Context, c peers.Cache) {
 	}
 }
 
-// drawer draws keys for one caller.
+// drawer returns a function that draws random keys for one caller.
 func (n *node) drawer() func() string {
 	if n.Zipf == 0 {
 		return func() string { return n.keys[rand.IntN(len(n.keys))] }
@@ -261,8 +263,8 @@ func sleepUntil(ctx context.Context, at time.Time) bool {
 	}
 }
 
-// get is one Get, and records what it shows. A Get belongs to the cold start as long as this process has not served a
-// value, or Warm is not over.
+// get makes one Get and records its result. A Get belongs to the cold start if this process has not served a value yet,
+// or if Warm is not over.
 func (n *node) get(ctx context.Context, c peers.Cache, key string) (took time.Duration, ok bool) {
 	warm := n.served.Load() && time.Since(n.start) >= n.Warm
 	began := time.Now()
@@ -296,15 +298,15 @@ func (n *node) get(ctx context.Context, c peers.Cache, key string) (took time.Du
 	if warm {
 		_ = n.warm.RecordCorrectedValue(int64(took), int64(n.Every))
 	} else {
-		_ = n.cold.RecordValue(int64(took)) // no Get of ours takes too long for a histogram
+		_ = n.cold.RecordValue(int64(took)) // the error is nil, because no Get takes longer than the histogram's 2 minutes
 	}
 	return took, true
 }
 
-// age is how old an answer was, in µs since the begin of its load, and whether it was stale: past TTL since the end of
-// its load, which is where the most lenient peers begin to count. With invalidations, it is how late the answer was
-// served after the first one that should have removed its value. Up to 20 ms are allowed, because the processes only
-// share the schedule.
+// age returns how old an answer was, in µs since the start of its load. The answer was stale if more than TTL had
+// passed since the end of the load, because the most lenient peers count the TTL from that end. In runs with
+// invalidations, age returns how much later than the first Invalidate of the value the Get began. Such an answer was
+// stale if this was more than 20 ms. A process knows only the schedule of the Invalidates, so 20 ms are allowed.
 func (n *node) age(p *peers.Product, began, now int64) (old int64, stale bool) {
 	if n.Invalidate == 0 {
 		return now - p.Began, now-p.Ended > n.TTL.Microseconds()
@@ -314,7 +316,7 @@ func (n *node) age(p *peers.Product, began, now int64) (old int64, stale bool) {
 	return max(0, began-invalidated), began-invalidated > 20_000
 }
 
-// invalidate calls Invalidate on schedule.
+// invalidate calls Invalidate once per interval.
 func (n *node) invalidate(ctx context.Context) {
 	for i := time.Duration(1); i*n.Invalidate < n.For && sleepUntil(ctx, n.start.Add(i*n.Invalidate)); i++ {
 		if v, ok := n.caches[0].(peers.Invalidator); ok {
@@ -335,7 +337,7 @@ func (n *node) load(ctx context.Context, key string) (*peers.Product, error) {
 	n.Loads = append(n.Loads, span{Began: time.Now().UnixMicro()})
 	began := n.Loads[i].Began
 	if i == 0 && n.Way == bursts {
-		_ = n.out.Encode(message{Loads: true}) // the parent notices a missing line
+		_ = n.out.Encode(message{Loads: true}) // if this fails, the parent notices that the line is missing
 	}
 	n.mu.Unlock()
 	long := n.Load
@@ -356,7 +358,7 @@ func (n *node) load(ctx context.Context, key string) (*peers.Product, error) {
 
 var description = strings.Repeat("As good as it gets. ", 40)
 
-// product is about 1 KiB of JSON.
+// product returns a product of about 1 KiB of JSON.
 func product(key string) *peers.Product {
 	return &peers.Product{
 		ID: key, Name: "The product " + key, Description: description, Price: 12.5, Stock: 7,
@@ -367,10 +369,10 @@ func product(key string) *peers.Product {
 func (n *node) send(m message) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	_ = n.out.Encode(m) // the parent notices a missing line
+	_ = n.out.Encode(m) // if this fails, the parent notices that the line is missing
 }
 
-// sumUp is the result. Loads that still run end with it.
+// sumUp returns the result. A load that still runs counts as ended at this moment.
 func (n *node) sumUp(cpu time.Duration) (*result, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -390,7 +392,7 @@ func (n *node) sumUp(cpu time.Duration) (*result, error) {
 	return &r, errors.Join(err, err2)
 }
 
-// cpuTime is the CPU time of this process, in user and kernel mode.
+// cpuTime returns the CPU time of this process, in user and kernel mode.
 func cpuTime() time.Duration {
 	var u syscall.Rusage
 	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {
@@ -399,8 +401,8 @@ func cpuTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// residentBytes is the memory of this process, 0 without /proc. Getrusage gives the peak, which includes that of the
-// parent before exec.
+// residentBytes returns the resident memory of this process, or 0 on a system without /proc. It does not use Getrusage,
+// which returns the peak, including the peak of the parent before exec.
 func residentBytes() int64 {
 	text, _ := os.ReadFile("/proc/self/statm")
 	var all, resident int64

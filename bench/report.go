@@ -10,26 +10,28 @@ import (
 
 // Report is everything that one run of bench measured.
 type Report struct {
-	Machine map[string]string `json:"machine"` // versions, cores, load average: what a figure depends on
+	Machine map[string]string `json:"machine"` // what the figures depend on: versions, cores, load average
 	Args    []string          `json:"args"`
 	Tables  []*Table          `json:"tables"`
 }
 
-// Table is one suite, or one case of it: a row per subject, and one sample per cell and round. It prints medians.
+// Table holds the figures of a suite, or of one case of a suite. It has a row per subject, and one sample per cell and
+// round. Write prints the medians.
 type Table struct {
 	Name    string   `json:"name"`  // "stampede-hot"
 	Title   string   `json:"title"` // a sentence
 	Columns []Column `json:"columns"`
 	Rows    []*Row   `json:"rows"`
 
-	Series []*Series `json:"series,omitempty"` // for pictures, of the first round
+	Series []*Series `json:"series,omitempty"` // curves for pictures, measured in the first round
 }
 
-// Column is a figure. Per names the subject whose figure is 1: a column of ratios follows then.
+// Column is one kind of figure, such as "p99". If Per names a subject, Write adds a column with the ratios to the
+// figure of that subject.
 type Column struct {
 	Name   string `json:"name"`
 	Unit   string `json:"unit,omitempty"`
-	Digits int    `json:"-"` // after the point
+	Digits int    `json:"-"` // digits after the decimal point
 	Per    string `json:"per,omitempty"`
 }
 
@@ -39,7 +41,7 @@ type Row struct {
 	Samples map[string][]float64 `json:"samples"`
 }
 
-// Add adds a sample; NaN stands for none.
+// Add adds a sample. Add ignores NaN, but adds the row.
 func (t *Table) Add(subject, column string, value float64) {
 	r := t.row(subject)
 	if r == nil {
@@ -60,7 +62,7 @@ func (t *Table) row(subject string) *Row {
 	return nil
 }
 
-// Median is the median of a cell, NaN if there is no sample.
+// Median returns the median of a cell. It returns NaN if there is no sample.
 func (t *Table) Median(subject, column string) float64 {
 	r := t.row(subject)
 	if r == nil || len(r.Samples[column]) == 0 {
@@ -70,7 +72,8 @@ func (t *Table) Median(subject, column string) float64 {
 	return (s[(len(s)-1)/2] + s[len(s)/2]) / 2
 }
 
-// ratio is the median of the ratios of each round. What slows the machine down for a while slows both.
+// ratio returns the median of the ratios of each round. A slow phase of the machine affects both figures of a ratio
+// alike.
 func (t *Table) ratio(subject string, c Column) float64 {
 	of, per := t.row(subject), t.row(c.Per)
 	if of == nil || per == nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/refill-go/refill/internal/realtest"
 )
 
-// rig is one subject in this process. It counts the loads, and the commands in a Redis of its own.
+// rig is one subject in this process. It counts the loads of the subject, and the commands that its Redis received.
 type rig struct {
 	peers.Cache
 
@@ -26,10 +26,10 @@ type rig struct {
 	done  int64 // loads at the last reset
 }
 
-// asideOfGets matches commands that set up a connection or check that it is alive.
+// asideOfGets matches commands that set up or check a connection. rig does not count these commands.
 var asideOfGets = regexp.MustCompile(`^(auth|client\|.*|command|command\|.*|hello|ping|select)$`)
 
-// openRig opens a subject. value is what the database gives, by default a product.
+// openRig opens a subject on an empty Redis. value is the load function; nil means product.
 func openRig(
 	t testing.TB, redis *realtest.Redis, p peers.Peer, s peers.Settings, value func(key string) *peers.Product,
 ) (*rig, error) {
@@ -38,13 +38,13 @@ func openRig(
 		r.value = product
 	}
 	if p.Shared {
-		redis.Restart() // it is empty now
+		redis.Restart() // Restart empties Redis
 		r.redis = redis
 	}
 	return r, r.open(p, s)
 }
 
-// again opens the subject once more, like another process, on what the first one has left in Redis.
+// again opens a second instance of the subject on the same Redis, as another process would.
 func (r *rig) again(p peers.Peer, s peers.Settings) (*rig, error) {
 	next := &rig{t: r.t, redis: r.redis, value: r.value}
 	return next, next.open(p, s)
@@ -64,7 +64,7 @@ func (r *rig) open(p peers.Peer, s peers.Settings) (err error) {
 	return nil
 }
 
-// reset starts to count from 0.
+// reset sets the counts of loads and commands to 0.
 func (r *rig) reset() {
 	r.done = r.loads.Load()
 	if r.redis != nil {
@@ -72,7 +72,7 @@ func (r *rig) reset() {
 	}
 }
 
-// commands are those since the last reset, by name.
+// commands returns the number of commands since the last reset, by name.
 func (r *rig) commands() map[string]int64 {
 	if r.redis == nil {
 		return nil
@@ -86,7 +86,7 @@ func (r *rig) commands() map[string]int64 {
 	return calls
 }
 
-// work is the number of loads and of commands since the last reset.
+// work returns the number of loads and of commands since the last reset.
 func (r *rig) work() (loads, commands int64) {
 	for _, n := range r.commands() {
 		commands += n
@@ -94,7 +94,8 @@ func (r *rig) work() (loads, commands int64) {
 	return r.loads.Load() - r.done, commands
 }
 
-// quiet returns once no further commands come: some peers write after they have answered.
+// quiet returns when no further commands arrive at Redis. Callers need it because some peers write to Redis after Get
+// has returned.
 func (r *rig) quiet() {
 	for before := int64(-1); r.redis != nil; {
 		_, now := r.work()
@@ -124,7 +125,7 @@ func (r *rig) each(ctx context.Context, keys []string, g int) error {
 	return errors.Join(errs...)
 }
 
-// timed is each, and returns what it costs.
+// timed calls each, and returns the cost per Get.
 func (r *rig) timed(ctx context.Context, keys []string, g int) (cost, error) {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -135,7 +136,7 @@ func (r *rig) timed(ctx context.Context, keys []string, g int) (cost, error) {
 	return costOf(took, &before, &after, len(keys)), err
 }
 
-// cost is what one Get takes.
+// cost is the time, the allocations and the bytes of one Get.
 type cost struct{ ns, allocs, bytes float64 }
 
 func costOf(took time.Duration, before, after *runtime.MemStats, gets int) cost {
@@ -147,7 +148,7 @@ func costOf(took time.Duration, before, after *runtime.MemStats, gets int) cost 
 	}
 }
 
-// warm calls Get for all keys until none of them misses L1, ten times at most. It returns the share that still misses.
+// warm calls Get for all keys until no key misses L1, ten times at most. It returns the share of keys that still miss.
 func (r *rig) warm(ctx context.Context, keys []string) (missing float64, err error) {
 	if p, ok := r.Cache.(peers.Putter); ok {
 		all := make(map[string]*peers.Product, len(keys))
@@ -170,7 +171,7 @@ func (r *rig) warm(ctx context.Context, keys []string) (missing float64, err err
 	return missing, nil
 }
 
-// names are n keys.
+// names returns n keys.
 func names(n int) []string {
 	keys := make([]string, n)
 	for i := range keys {

@@ -31,7 +31,7 @@ func scale(ctx context.Context, b *bench) error {
 	return b.part(ctx, "scale-cluster", b.scaleCluster)
 }
 
-// scaleJob is one hot key, whose stale values may be served.
+// scaleJob requests one hot key, of which stale values may be served.
 func (b *bench) scaleJob() job {
 	return job{
 		Peer: "refill", Jitter: -1, TTL: time.Second, StaleFor: staleFor, Load: 100 * time.Millisecond,
@@ -39,7 +39,7 @@ func (b *bench) scaleJob() job {
 	}.midLife(b.length)
 }
 
-// scaleNodes lets the fleet grow.
+// scaleNodes measures one hot key with 1, 2, 4 and more nodes.
 func (b *bench) scaleNodes(ctx context.Context) error {
 	j := b.scaleJob()
 	t := &Table{Name: "scale-nodes", Title: fmt.Sprintf("One hot key, StaleFor %v, more and more nodes: %v, a Get each "+
@@ -85,7 +85,8 @@ func (o *outcome) addScale(t *Table, subject string, expiries float64) {
 	}
 }
 
-// scaleCluster runs the hot key on one server and on a Cluster of three masters, then more keys that all masters share.
+// scaleCluster measures one server and a Cluster of three masters, first with one hot key, then with 30 keys, which are
+// spread over all masters.
 func (b *bench) scaleCluster(ctx context.Context) error {
 	j := b.scaleJob()
 	const many = 30
@@ -117,7 +118,7 @@ func (b *bench) scaleCluster(ctx context.Context) error {
 	return nil
 }
 
-// scaleKeys fills a store with more and more keys, and measures hits.
+// scaleKeys measures hits with 1, 100, 10,000 and more keys in the store.
 func (b *bench) scaleKeys(ctx context.Context) error {
 	t := &Table{Name: "scale-keys", Title: fmt.Sprintf("Hits of one goroutine with more and more keys, all asked for "+
 		"equally often; values are strings of %d bytes. Bytes per entry are those of the Go heap in L1, and those of Redis. "+
@@ -159,7 +160,7 @@ func (b *bench) scaleKeysTo(ctx context.Context, t *Table, n int) error {
 	for i := range keys {
 		keys[i] = fmt.Sprint("key-", i)
 	}
-	// The TTL leaves time to load all keys. L1 has room for twice as many, because its counters are estimates.
+	// The TTL leaves time to load all keys. L1 has room for twice as many entries, because its counters are estimates.
 	conf := refill.Config{TTL: time.Hour, LocalTTL: time.Hour, LocalEntries: max(1000, 2*n), Shared: goredis.New(rdb)}
 	subject := strconv.Itoa(n)
 
@@ -205,12 +206,12 @@ func (b *bench) scaleKeysTo(ctx context.Context, t *Table, n int) error {
 	return nil
 }
 
-// timeGets is the mean time of a Get, called again and again for a time, and the share that L1 answered in a first
-// pass.
+// timeGets first requests 4,096 random keys, and returns the share of them that L1 answered. Then it repeats these Gets
+// for length, and returns the mean time of a Get in ns.
 func timeGets(
 	ctx context.Context, l *refill.Loader[string], keys []string, length time.Duration,
 ) (ns, hits float64, err error) {
-	order := make([]string, 1<<12) // drawn before: a draw costs as much as a hit
+	order := make([]string, 1<<12) // drawn before the measurement, because a draw costs as much as a hit
 	local, gets := 0, 0
 	for i := range order {
 		order[i] = keys[rand.IntN(len(keys))]

@@ -2,7 +2,7 @@ package main
 
 import "time"
 
-// Series is a curve of a subject: what it did over time, or how long its Gets took.
+// Series is a curve of a subject: its loads over time, or the latencies of its Gets.
 type Series struct {
 	Subject string    `json:"subject"`
 	Name    string    `json:"name"`
@@ -11,13 +11,13 @@ type Series struct {
 }
 
 const (
-	queries   = "queries" // x: seconds since all began; y: loads per second that began in the tenth of a second from x on
-	latencies = "latency" // x: percent; y: this share of the Gets took no longer, ms
+	queries   = "queries" // x: seconds since the run began; y: loads per second, from x to x + 0.1 s
+	latencies = "latency" // x: a percentage p; y: p percent of the Gets took at most this many ms
 )
 
 const tenth = 100 * time.Millisecond
 
-// loadsOverTime is a curve of queries.
+// loadsOverTime returns the curve named queries.
 func (o *outcome) loadsOverTime(subject string, length time.Duration) *Series {
 	s := &Series{Subject: subject, Name: queries}
 	for at := time.Duration(0); at < length; at += tenth {
@@ -32,7 +32,7 @@ func (o *outcome) loadsOverTime(subject string, length time.Duration) *Series {
 	return s
 }
 
-// percentiles is a curve of latencies.
+// percentiles returns the curve named latencies.
 func (o *outcome) percentiles(subject string) *Series {
 	s := &Series{Subject: subject, Name: latencies}
 	if o.warm.TotalCount() == 0 {
@@ -47,7 +47,7 @@ func (o *outcome) percentiles(subject string) *Series {
 	return s
 }
 
-// curve is the curve with this name, nil if there is none.
+// curve returns the curve of a subject with this name, or nil.
 func (t *Table) curve(subject, name string) *Series {
 	for _, s := range t.Series {
 		if s.Subject == subject && s.Name == name {

@@ -6,19 +6,19 @@ import (
 	"testing"
 )
 
-// stage starts servers and processes outside of a test. realtest asks for a testing.TB, but needs only these few
-// methods. A failure ends the program.
+// stage lets realtest start servers and processes outside of a test. realtest takes a testing.TB, but calls only the
+// methods that stage has. A failure ends the program.
 type stage struct {
 	testing.TB
 
-	up   *stage // the stage that this one is a part of
+	up   *stage // the stage of which this stage is a part; nil for the outermost stage
 	undo []func()
 	bad  bool // a problem was reported
 }
 
 func newStage() *stage { return &stage{} }
 
-// sub is a stage that can end before the whole.
+// sub returns a stage that can end before s.
 func (s *stage) sub() *stage { return &stage{up: s} }
 
 func (*stage) Helper()                    {}
@@ -26,13 +26,13 @@ func (s *stage) Failed() bool             { return s.bad }
 func (*stage) Logf(f string, args ...any) { fmt.Fprintf(os.Stderr, f+"\n", args...) }
 func (s *stage) Cleanup(f func())         { s.undo = append(s.undo, f) }
 
-// Errorf reports a problem with something that is no longer needed.
+// Errorf reports a problem. The program goes on.
 func (s *stage) Errorf(f string, args ...any) {
 	s.bad = true
 	s.Logf(f, args...)
 }
 
-// Fatalf ends what was started, and then the program.
+// Fatalf ends all servers and processes, and then the program.
 func (s *stage) Fatalf(f string, args ...any) {
 	s.Errorf(f, args...)
 	for ; s != nil; s = s.up {
@@ -41,10 +41,10 @@ func (s *stage) Fatalf(f string, args ...any) {
 	os.Exit(1)
 }
 
-// Skipf is called where a server is not installed.
+// Skipf ends the program. realtest calls it if a server is not installed.
 func (s *stage) Skipf(f string, args ...any) { s.Fatalf(f, args...) }
 
-// TempDir is removed by close.
+// TempDir returns a new directory. close removes this directory.
 func (s *stage) TempDir() string {
 	dir, err := os.MkdirTemp("", "refill-bench-")
 	if err != nil {
@@ -54,7 +54,7 @@ func (s *stage) TempDir() string {
 	return dir
 }
 
-// close ends what was started, the last one first.
+// close calls the functions given to Cleanup, the last function first.
 func (s *stage) close() {
 	for i := len(s.undo) - 1; i >= 0; i-- {
 		s.undo[i]()

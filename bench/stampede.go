@@ -8,12 +8,12 @@ import (
 	"github.com/refill-go/refill/bench/peers"
 )
 
-// This suite is what refill is for: one hot key, many processes.
+// This suite measures one hot key in many processes, which is the main purpose of refill.
 
-// aCallerEvery is the time between two Gets of a caller: 8 × 200 callers make 16,000 Gets a second.
+// aCallerEvery is the time between two Gets of a caller. So 8 × 200 callers make 16,000 Gets a second.
 const aCallerEvery = 100 * time.Millisecond
 
-// staleFor is longer than any run of the suite needs.
+// staleFor is the StaleFor of the jobs that allow stale values. It is so long that no value of these runs expires.
 const staleFor = 10 * time.Second
 
 // A subject is a peer in one configuration.
@@ -22,12 +22,12 @@ type subject struct {
 	jitter     float64
 }
 
-// contenders are the peers that fit, without the limits.
+// contenders returns the peers for which fits returns true, without the raw operations (Peer.Limit).
 func (b *bench) contenders(fits func(peers.Peer) bool) []subject {
 	return b.asTheyAre(func(p peers.Peer) bool { return !p.Limit && fits(p) })
 }
 
-// asTheyAre are the peers that fit, unchanged.
+// asTheyAre returns the peers for which fits returns true, each in its default configuration.
 func (b *bench) asTheyAre(fits func(peers.Peer) bool) (s []subject) {
 	for _, p := range b.subjects(fits) {
 		s = append(s, subject{name: p.Name, peer: p.Name})
@@ -35,7 +35,7 @@ func (b *bench) asTheyAre(fits func(peers.Peer) bool) (s []subject) {
 	return s
 }
 
-// withoutJitter adds refill without its default jitter. With jitter it has a bit more than one load per TTL.
+// withoutJitter adds refill without its default jitter. With jitter, refill has slightly more than one load per TTL.
 func withoutJitter(all []subject) (s []subject) {
 	for _, one := range all {
 		s = append(s, one)
@@ -67,7 +67,7 @@ func sharedPeer(p peers.Peer) bool {
 	return p.Shared
 }
 
-// flow is a case with steady traffic.
+// flow is a case of the suite in which the callers send Gets at a steady rate.
 type flow struct {
 	name, about string
 	fits        func(peers.Peer) bool
@@ -104,7 +104,7 @@ func stampede(ctx context.Context, b *bench) error {
 	return b.part(ctx, "stampede-killed", b.killedLoader)
 }
 
-// part runs one table of a suite, if it is asked for.
+// part runs one table of a suite, if -tables matches the table.
 func (b *bench) part(ctx context.Context, table string, run func(context.Context) error) error {
 	if !b.tables.MatchString(table) {
 		return nil
@@ -143,7 +143,7 @@ func ageMeans(j job) string {
 	return "Stale: older than TTL as from the end of its load; oldest: age from the begin of its load."
 }
 
-// of is the job for a subject.
+// of returns j with the peer and the jitter of s.
 func (j job) of(s subject) job {
 	j.Peer, j.Jitter = s.peer, s.jitter
 	return j
@@ -168,10 +168,10 @@ func (o *outcome) addTo(t *Table, subject string, j job) {
 	}
 }
 
-// share is part / of, and part itself if of is 0.
+// share returns part divided by of. If of is 0, share returns part.
 func share(part, of int64) float64 { return float64(part) / float64(max(1, of)) }
 
-// coldStart lets all callers ask for the same new key at the same moment, for one key after the other.
+// coldStart lets all callers request the same new key at the same moment, and then the next new key.
 func (b *bench) coldStart(ctx context.Context) error {
 	j := job{
 		TTL: time.Minute, Load: 100 * time.Millisecond, For: b.length, Way: bursts, Callers: b.callers,
@@ -200,7 +200,7 @@ func (b *bench) coldStart(ctx context.Context) error {
 	})
 }
 
-// killedLoader kills the first process that loads.
+// killedLoader kills the first process that loads, and measures the time until the next load and the first value.
 func (b *bench) killedLoader(ctx context.Context) error {
 	j := job{
 		TTL: time.Minute, Load: time.Second, For: 15 * time.Second, Way: bursts, Callers: b.callers, Keys: 1,
@@ -225,7 +225,8 @@ func (b *bench) killedLoader(ctx context.Context) error {
 	})
 }
 
-// nextLoad is how long after a moment the first load ran that had not ended by then; -1 if there was none.
+// nextLoad finds the first load that ended later than the moment after. It returns how long after that moment the load
+// began. It returns 0 if the load was already running, and -1 if there was no such load.
 func nextLoad(loads []span, after int64) int64 {
 	next := int64(-1)
 	for _, l := range loads {

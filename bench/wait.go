@@ -8,12 +8,11 @@ import (
 	"github.com/refill-go/refill/bench/peers"
 )
 
-// wait measures what a caller on one node loses by waiting for a load on another node: the time from the end of the
-// load until it has the value.
+// wait measures the time from the end of a load until a caller that waits for this load on another node has the value.
 func wait(ctx context.Context, b *bench) error {
 	j := job{
 		TTL: time.Minute, Way: relay, Callers: 1, Every: 30 * time.Millisecond, For: b.length,
-		Load: 20 * time.Millisecond, Spread: 100 * time.Millisecond, // so that polls fall on any moment
+		Load: 20 * time.Millisecond, Spread: 100 * time.Millisecond, // so that a load can end at any moment between two polls
 	}
 	j.Keys = max(1, int(j.For/j.Every))
 	t := &Table{Name: "wait", Title: fmt.Sprintf("Process A begins to load a new key every %v, for %v to %v each; %v "+

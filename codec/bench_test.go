@@ -12,7 +12,7 @@ import (
 	"github.com/refill-go/refill/codec"
 )
 
-// Product is a value as services cache it, about 1 KiB as JSON.
+// Product is like the values that services cache. As JSON, a Product has about 1 KiB.
 type Product struct {
 	Audit
 	ID          string            `json:"id"`
@@ -56,7 +56,7 @@ func some(r *rand.Rand, n int) string {
 
 func product() Product { return products(1)[0] }
 
-// products are the same each time.
+// products returns n Products. They are the same in each call.
 func products(n int) []Product {
 	r := rand.New(rand.NewPCG(1, 2))
 	day := time.Date(2026, 3, 1, 12, 0, 0, 123456000, time.UTC)
@@ -78,7 +78,7 @@ func products(n int) []Product {
 	return list
 }
 
-// page is HTML of about this size.
+// page returns HTML of about size bytes, the same in each call.
 func page(size int) []byte {
 	r := rand.New(rand.NewPCG(3, 4))
 	b := []byte("<!doctype html><html><body>\n")

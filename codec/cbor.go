@@ -8,26 +8,26 @@ import (
 	"github.com/refill-go/refill"
 )
 
-// CBOR encodes values as CBOR (RFC 8949). Fields have the same names as in JSON: `json` tags count, `cbor` tags take
-// precedence. Fields that a record lacks stay zero. Fields that a type lacks are skipped. CBOR keeps values that JSON
-// loses: NaN and infinities, any byte in a string, a time or an integer in an interface{} (there, integers come back
-// as int64, maps as map[string]any). A time keeps its nanoseconds and its offset, but not the name of its zone, as
-// with JSON.
+// CBOR encodes values as CBOR (RFC 8949). Fields have the same names as in JSON. CBOR reads `json` tags, and `cbor`
+// tags take precedence. Fields that a record lacks stay zero. Fields that a type lacks are skipped. CBOR keeps values
+// that JSON loses: NaN and infinities, any byte in a string, a time or an integer in an interface{}. In an
+// interface{}, integers come back as int64, and maps as map[string]any. As with JSON, a time keeps its nanoseconds
+// and its offset, but not the name of its zone.
 //
-// Types with MarshalBinary or MarshalText are encoded by these methods. MarshalJSON is not called: a type that has
-// only MarshalJSON and no exported field is an error, because nothing of its values would be stored. A value that
-// contains itself is also an error.
+// CBOR encodes a type with MarshalBinary or MarshalText by calling this method. It does not call MarshalJSON. A type
+// that has only MarshalJSON and no exported field is an error, because nothing of its values would be stored. A value
+// that contains itself is also an error.
 var CBOR refill.Codec = cborCodec{}
 
 type cborCodec struct{}
 
-// maxDepth is how deeply encoding/json lets a value nest.
+// maxDepth is how deeply values may nest. It is the limit of encoding/json.
 const maxDepth = 10_000
 
 var (
 	encMode = must(cbor.EncOptions{
 		Time:          cbor.TimeRFC3339Nano, // the library's default keeps whole seconds only
-		TimeTag:       cbor.EncTagRequired,  // so that a time in an interface{} stays a time
+		TimeTag:       cbor.EncTagRequired,  // with a tag, a time in an interface{} stays a time
 		TextMarshaler: cbor.TextMarshalerTextString,
 	}.EncMode())
 	// These options accept any value that can be encoded. The library's defaults refuse long slices, deep values and

@@ -16,7 +16,7 @@ import (
 	"github.com/refill-go/refill/codec"
 )
 
-// through encodes and decodes v.
+// through encodes v and returns the decoded value.
 func through[V any](t *testing.T, c refill.Codec, v V) V {
 	t.Helper()
 	var w V
@@ -67,7 +67,7 @@ type byText struct{ s string }
 func (x byText) MarshalText() ([]byte, error)     { return []byte(x.s), nil }
 func (x *byText) UnmarshalText(text []byte) error { x.s = string(text); return nil }
 
-// byAll has all three pairs of methods, and each writes something else, as decimal types do.
+// byAll has the methods for binary, text and JSON. As with decimal types, each of the three encodings is different.
 type byAll struct{ byText }
 
 func (x byAll) MarshalBinary() ([]byte, error) { return []byte("b" + x.s), nil }
@@ -121,7 +121,8 @@ func TestCBORFidelity(t *testing.T) {
 	same(t, codec.CBOR, deep)
 }
 
-// Old and new releases of a service share a store: an added or a removed field must do no harm.
+// Old and new releases of a service share a store. If a record has a field that the type lacks, decoding must skip
+// the field. If the type has a field that the record lacks, the field must stay zero.
 func TestCBORFieldsComeAndGo(t *testing.T) {
 	type v1 struct {
 		A int    `json:"alpha"`
@@ -159,7 +160,8 @@ type byJSON struct{ s string }
 
 func (x byJSON) MarshalJSON() ([]byte, error) { return json.Marshal(x.s) }
 
-// What only MarshalJSON could keep is an error, wherever in the type it is. The error names the type.
+// CBOR must refuse a type that only MarshalJSON could encode, wherever this type occurs in the type of the value. The
+// error must name the type.
 func TestCBORRefusesWhatItWouldLose(t *testing.T) {
 	type tree struct {
 		Sub  []*tree
@@ -178,7 +180,7 @@ func TestCBORRefusesWhatItWouldLose(t *testing.T) {
 		D *big.Int
 		E struct{}
 		F byJSON               `json:"-"`
-		G struct{ hidden int } // JSON loses it as well
+		G struct{ hidden int } // JSON loses this field as well
 	}
 	if _, err := codec.CBOR.Marshal(fine{D: new(big.Int)}); err != nil {
 		t.Error(err)
@@ -195,7 +197,8 @@ type list struct{ Rest *list }
 
 type nest []nest
 
-// A value that contains itself is an error, as with JSON. A value that only occurs twice is not.
+// A value that contains itself must be an error, as with JSON. A value that occurs twice, but does not contain
+// itself, must be encoded.
 func TestCBORCycles(t *testing.T) {
 	a, b, c := new(ring), new(ring), new(ring)
 	a.Next, a.Prev, b.Next, b.Prev = b, b, a, a

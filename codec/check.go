@@ -15,7 +15,7 @@ import (
 // because an empty record is worse than an error. It rejects a value that contains itself, because encoding it would
 // end the process.
 
-// checkup is the result of the check of a type, which Marshal needs.
+// checkup is what Marshal must know about a type before it encodes a value of the type.
 type checkup struct {
 	err  error
 	open bool // a value of the type can contain itself
@@ -104,14 +104,15 @@ func hasAny(t reflect.Type, interfaces []reflect.Type) bool {
 
 var errCycle = errors.New("codec: the value contains itself")
 
-// A place is a pointer, a map or a slice.
+// A place identifies a pointer, a map or a slice. Only the place of a slice has a len.
 type place struct {
 	at  uintptr
 	len int
 	t   reflect.Type
 }
 
-// path holds the places on the way to the current value. If a place comes a second time, the value contains itself.
+// path holds the places that the walk has entered and not yet left. If the walk reaches one of these places again,
+// the value contains itself.
 type path map[place]bool
 
 func (p path) walk(v reflect.Value) error {
@@ -177,7 +178,8 @@ func (p path) into(v reflect.Value) error {
 	return nil
 }
 
-// mayHold reports whether a value of type t can hold other values. It saves a walk through numbers and strings.
+// mayHold reports whether a value of type t can hold other values. The walk skips values that cannot, such as numbers
+// and strings.
 func mayHold(t reflect.Type) bool {
 	switch t.Kind() {
 	case reflect.Interface, reflect.Pointer, reflect.Map, reflect.Slice, reflect.Array, reflect.Struct:

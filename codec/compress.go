@@ -11,12 +11,13 @@ import (
 )
 
 // Compress returns a codec that encodes with inner. If the encoded value has more than above bytes, the codec
-// compresses it with S2 and keeps the smaller form. A nil inner is the default of refill.Config.Codec: JSON, and the
-// bytes themselves for a []byte or string. A good value of above to begin with is 4<<10. With 0 or less, the codec
-// tries to compress every value.
+// compresses it with S2 and keeps the smaller form. A nil inner means the default of refill.Config.Codec: JSON, and
+// the bytes themselves for a []byte or string. Begin with an above of 4<<10. If above is 0 or less, the codec tries
+// to compress every value.
 //
-// The name of the codec is the name of inner and "+s2". If above changes, stored records stay readable. A record that
-// would decompress to more than 64 MiB is refused, so it is a miss. Values above 64 MiB are not compressed.
+// The name of the codec is the name of inner followed by "+s2". If above changes, stored records stay readable. The
+// codec refuses a record that would decompress to more than 64 MiB, so such a record is a miss. Values above 64 MiB
+// are not compressed.
 func Compress(inner refill.Codec, above int) refill.Codec {
 	return compressed{inner: inner, above: above}
 }
@@ -26,9 +27,9 @@ type compressed struct {
 	above int
 }
 
-// The first byte of a payload says what follows: bytes of the inner codec, a []byte or a string, each compressed or
-// not. If V is any, Unmarshal needs to know whether it was a []byte or a string, because Unmarshal cannot see the
-// value that Marshal was given.
+// The first byte of a payload holds these flags. It says whether bytes of the inner codec, a []byte or a string
+// follow, and whether they are compressed. If V is any, only this byte tells Unmarshal whether Marshal was given a
+// []byte or a string.
 const (
 	packed = 1 << iota
 	rawBytes
@@ -37,7 +38,8 @@ const (
 	allFlags = packed | rawBytes | rawString
 )
 
-// maxUnpacked limits what a few bytes may make a reader allocate.
+// maxUnpacked is the largest size of a decompressed value, in bytes. It limits the memory that a short record can
+// make a reader allocate.
 const maxUnpacked = 64 << 20
 
 var (
@@ -90,7 +92,7 @@ func (c compressed) encode(v any) (plain []byte, flags byte, err error) {
 	return plain, 0, err
 }
 
-// pack returns nil if compression gains nothing.
+// pack compresses plain. It returns nil if the compressed form is not smaller.
 func pack(plain []byte, flags byte) []byte {
 	buf, _ := scratch.Get().(*[]byte)
 	if buf == nil {
@@ -134,7 +136,7 @@ func (c compressed) Unmarshal(data []byte, p any) error {
 	return json.Unmarshal(data, p)
 }
 
-// unpack allocates its result, because a codec may keep the bytes that it decodes.
+// unpack decompresses z. It allocates new memory for each result, because a codec may keep the bytes that it decodes.
 func unpack(z []byte) ([]byte, error) {
 	n, err := s2.DecodedLen(z)
 	if err != nil {
@@ -150,7 +152,7 @@ func unpack(z []byte) ([]byte, error) {
 	return plain, nil
 }
 
-// setRaw sets the value that p points to. A []byte shares the memory of data, as in refill's default.
+// setRaw stores data in *p. If p is *any, raw says whether data is a string. A []byte shares the memory of data.
 func setRaw(data []byte, raw byte, p any) error {
 	data = data[:len(data):len(data)]
 	switch p := p.(type) {

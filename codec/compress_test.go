@@ -31,14 +31,15 @@ func TestCompressKeepsValues(t *testing.T) {
 		}
 		same(t, c, product())
 	}
-	// The default codec in an interface: JSON alone could not distinguish these.
+	// With V = any, the default codec must distinguish a []byte, a string and a number. JSON alone could not.
 	same[any](t, compressors[0], []byte(strings.Repeat("123", 100)))
 	same[any](t, compressors[0], []byte("123"))
 	same[any](t, compressors[0], "123")
 	same[any](t, compressors[0], 123.0)
 }
 
-// A value that is small, or does not shrink, is stored as it is, with one byte more.
+// A value that is small, or does not shrink, must be stored as it is, after one byte of flags. Other values must be
+// compressed.
 func TestCompressOnlyWhatShrinks(t *testing.T) {
 	noise := make([]byte, 10_000)
 	for i := range noise {
@@ -69,7 +70,8 @@ func TestCompressOnlyWhatShrinks(t *testing.T) {
 	}
 }
 
-// The codec must not change or keep the loaded value's memory, nor hand out memory that it uses again.
+// The codec must not keep or change the memory of the loaded value. It must also not return memory that it uses
+// again.
 func TestCompressOwnsItsMemory(t *testing.T) {
 	c := codec.Compress(nil, 10)
 	in := bytes.Repeat([]byte("a"), 100)
@@ -87,7 +89,7 @@ func TestCompressOwnsItsMemory(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	short = append(make([]byte, 0, 100), short...) // a record that has room behind it
+	short = append(make([]byte, 0, 100), short...) // the record has spare capacity
 	var long, five []byte
 	if err := errors.Join(c.Unmarshal(packed, &long), c.Unmarshal(short, &five)); err != nil {
 		t.Fatal(err)
@@ -95,12 +97,12 @@ func TestCompressOwnsItsMemory(t *testing.T) {
 	if string(long) != strings.Repeat("a", 50) || string(five) != "aaaaa" {
 		t.Errorf("%q and %q", long, five)
 	}
-	if cap(five) != 5 { // an append to it would write into the record
+	if cap(five) != 5 { // otherwise an append to five would write into the record
 		t.Errorf("cap %d", cap(five))
 	}
 }
 
-// A codec with another above reads what the first one wrote.
+// Two codecs differ only in above. They must have the same name, and each must read what the other wrote.
 func TestCompressAboveMayChange(t *testing.T) {
 	v := product()
 	for _, inner := range []refill.Codec{nil, codec.CBOR} {
@@ -138,7 +140,7 @@ type nameless struct{ refill.Codec }
 
 func (nameless) Name() string { return "" }
 
-// A record of a few bytes must not make a node allocate the size that it claims.
+// A short record claims to decompress to more than 64 MiB. Decoding must fail without allocating so much memory.
 func TestDecompressionBomb(t *testing.T) {
 	bomb := append([]byte{1 | 2}, s2.Encode(nil, make([]byte, 64<<20+1))...)
 	if len(bomb) > 1000 {
@@ -159,7 +161,7 @@ func TestDecompressionBomb(t *testing.T) {
 	if testing.Short() {
 		return
 	}
-	// A larger value is stored and read as it is.
+	// A value of more than 64 MiB must be stored and read without compression.
 	c, large := codec.Compress(nil, 0), make([]byte, 64<<20+1)
 	b, err := c.Marshal(large)
 	if err != nil || len(b) != len(large)+1 {
@@ -202,7 +204,7 @@ func TestForeignBytesAreErrors(t *testing.T) {
 	}
 }
 
-// An error of the inner codec is returned.
+// Marshal must return an error of the inner codec.
 func TestInnerError(t *testing.T) {
 	if _, err := codec.Compress(codec.CBOR, 0).Marshal(byJSON{}); err == nil {
 		t.Error("no error")
@@ -228,8 +230,8 @@ func TestConcurrentUse(t *testing.T) {
 	wg.Wait()
 }
 
-// Decoding allocates only what the value needs: nothing for a []byte that is stored as it is, one allocation for a
-// compressed one.
+// Decoding must allocate only what the value needs. That is nothing for a []byte that is stored as it is, and one
+// allocation for a compressed []byte.
 func TestDecodeAllocations(t *testing.T) {
 	c := codec.Compress(nil, 1000)
 	for size, most := range map[int]float64{500: 0, 50_000: 1} {

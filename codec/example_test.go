@@ -31,7 +31,7 @@ func Example_cbor() {
 	// {NaN 1970-01-01 00:00:00.000000001 +0000 UTC} <nil>
 }
 
-// Pages of more than 4 KiB are compressed in the store. Callers get them as they were.
+// The store holds pages of more than 4 KiB in compressed form. Callers get the pages unchanged.
 func ExampleCompress() {
 	load := func(_ context.Context, path string) ([]byte, error) {
 		return []byte("<h1>" + path + "</h1>" + strings.Repeat("<p>text</p>", 1000)), nil

@@ -9,7 +9,7 @@ import (
 	"github.com/refill-go/refill/codec"
 )
 
-// allocated is how many bytes this process allocates while f runs.
+// allocated returns how many bytes this process allocates while f runs.
 func allocated(f func()) uint64 {
 	read := func() uint64 {
 		s := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
@@ -21,7 +21,8 @@ func allocated(f func()) uint64 {
 	return read() - before
 }
 
-// hostile decodes untrusted bytes. They must cause no panic and no allocations above most bytes.
+// hostile decodes data into values of several types. Decoding must not panic, and must not allocate more than most
+// bytes.
 func hostile(t *testing.T, c refill.Codec, data []byte, most uint64) {
 	for _, p := range []any{new(Product), new(any), new([]byte), new(string), new([]drawn), new(map[string]int)} {
 		if n := allocated(func() { _ = c.Unmarshal(data, p) }); n > most {

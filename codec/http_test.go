@@ -11,7 +11,8 @@ import (
 	"github.com/refill-go/refill/middleware/httprefill"
 )
 
-// Pages are compressed in the store. Clients get them as they were.
+// Two nodes serve the same page through httprefill with Compress. The handler must run once, the stored record must
+// be at most half as large as the page, and both clients must get the page unchanged.
 func TestCompressedPages(t *testing.T) {
 	shared, runs, body := &sized{Store: memory.New()}, 0, page(40<<10)
 	handler := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -19,7 +20,7 @@ func TestCompressedPages(t *testing.T) {
 		w.Header().Set("Cache-Control", "public, max-age=60")
 		_, _ = w.Write(body)
 	})
-	for i := range 2 { // nodes
+	for i := range 2 { // i is the number of a node
 		pages, err := httprefill.New(httprefill.Config{
 			Config:    refill.Config{Shared: shared},
 			WrapCodec: func(c refill.Codec) refill.Codec { return codec.Compress(c, 4<<10) },

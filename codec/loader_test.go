@@ -21,7 +21,7 @@ import (
 // watched collects the events of a Loader.
 type watched struct {
 	mu    sync.Mutex
-	kinds []any // of events, and the outcomes of Gets
+	kinds []any // the kinds of events, and the outcomes of Gets
 }
 
 func (w *watched) on(e refill.Event) {
@@ -36,10 +36,12 @@ func (w *watched) saw(k any) bool {
 	return slices.Contains(w.kinds, k)
 }
 
-// process is one process's view of a store: in one process a name belongs to one codec.
+// process makes a store look like a different store to each Loader. Otherwise refill.New would refuse a second Loader
+// of the same name with another codec, as it does within one process.
 type process struct{ driver.Store }
 
-// node is a Loader on a store, without L1, so that each Get decodes the stored record.
+// node returns a Loader on a store, with the events and the number of loads of this Loader. The Loader has no L1, so
+// each Get decodes the stored record.
 func node[V any](
 	t *testing.T, shared driver.Store, c refill.Codec, load func() V,
 ) (*refill.Loader[V], *watched, *atomic.Int64) {
@@ -55,8 +57,9 @@ func node[V any](
 	return l, w, loads
 }
 
-// During a deployment the nodes of a fleet have different codecs. Each treats the other's record as a miss and loads.
-// No caller sees an error or a wrong value. Once all nodes have the new codec, one load is enough for all.
+// As during a deployment, node a has the old codec and node b the new one. Each node must treat the other's record as
+// a miss and load. No caller may see an error or a wrong value. Node c, which also has the new codec, must find the
+// record of node b and not load.
 func TestCodecChangesUnderAFleet(t *testing.T) {
 	codecs := []refill.Codec{nil, codec.CBOR, codec.Compress(nil, 0), codec.Compress(codec.CBOR, 0)}
 	for i, was := range codecs {
@@ -92,9 +95,9 @@ func change[V any](t *testing.T, was, is refill.Codec, load func() V) {
 	if !seen.saw(refill.EventBadRecord) || seen.saw(refill.OutcomeFailed) || aLoads.Load() != 1 || bLoads.Load() != 1 {
 		t.Errorf("%v → %v: %d and %d loads, events %v", was, is, aLoads.Load(), bLoads.Load(), seen.kinds)
 	}
-	get(a) // the old node still runs
+	get(a) // node a still runs, and must still return the value
 	get(b)
-	c, seen, cLoads := node(t, shared, is, load) // the next one to be deployed
+	c, seen, cLoads := node(t, shared, is, load) // the next node that is deployed
 	defer c.Close()
 	get(c)
 	if cLoads.Load() != 0 || seen.saw(refill.EventBadRecord) || seen.saw(refill.OutcomeFailed) {
@@ -102,7 +105,8 @@ func change[V any](t *testing.T, was, is refill.Codec, load func() V) {
 	}
 }
 
-// A node that compresses above another size reads what is stored.
+// Three nodes have Compress with different sizes above which they compress. Only the first node may load. The two
+// other nodes must read its record.
 func TestAboveChangesUnderAFleet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := memory.New()
@@ -118,7 +122,8 @@ func TestAboveChangesUnderAFleet(t *testing.T) {
 	})
 }
 
-// A record is valid, but its payload is not: for the callers it is a miss like any other.
+// The store returns a valid record with half of its payload. Get must treat this record as a miss, load again and
+// return the value.
 func TestBadPayloadIsAMiss(t *testing.T) {
 	for _, c := range []refill.Codec{codec.CBOR, codec.Compress(nil, 0), codec.Compress(codec.CBOR, 0)} {
 		synctest.Test(t, func(t *testing.T) {
@@ -157,7 +162,8 @@ func (s *spoilt) Get(ctx context.Context, key string) ([]byte, error) {
 	return r.Append(nil)
 }
 
-// The store holds compressed bytes. Callers get the value as it was.
+// A Loader with Compress loads a page of 50,000 bytes. The published record must be at most half as large, and Get
+// must return the page unchanged.
 func TestStoredSize(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := &sized{Store: memory.New()}
@@ -184,8 +190,8 @@ func (s *sized) Publish(ctx context.Context, p driver.PublishRequest) (driver.Pu
 	return s.Store.Publish(ctx, p)
 }
 
-// refill.New refuses a codec without a name. A codec that cannot encode the type fails at the first load, with an error
-// that names the type; the caller still has its value.
+// refill.New must refuse a codec without a name. If a codec cannot encode the type, the first Get must return an
+// error that names the type. The same Get must also return the loaded value.
 func TestBadCodecs(t *testing.T) {
 	load := func(context.Context, string) (byJSON, error) { return byJSON{"x"}, nil }
 	_, err := refill.New("thing", load, refill.Config{TTL: time.Hour, Codec: codec.Compress(nameless{codec.CBOR}, 0)})

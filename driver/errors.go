@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// ErrInvalid is wrapped by every error about an input. It is the same value as refill.ErrInvalid.
+// ErrInvalid is the same value as refill.ErrInvalid. Every error about an invalid input wraps ErrInvalid.
 var ErrInvalid = errors.New("refill: invalid")
 
 // Invalid returns an error that wraps [ErrInvalid] and names the field that is wrong.

@@ -9,15 +9,17 @@ import (
 	"time"
 )
 
-// Record is what is stored under one key. The Loader writes and reads it. A [Store] keeps its bytes unchanged.
+// Record is the value that is stored under one key. The Loader writes and reads it. A [Store] keeps its bytes
+// unchanged, except that Expire calls [ExpireRecord].
 //
-// Integers are big-endian. Times are microseconds since 1970 by the store's clock, spans are microseconds:
+// The first two columns are offset and length of a field, in bytes. Integers are big-endian. Times are microseconds
+// since 1970 by the store's clock. Spans are microseconds.
 //
 //	 0  3  "RF1": magic and version
-//	 3  8  expiredAt: 0, or when Expire ended its freshness; the only bytes that ever change
+//	 3  8  expiredAt: 0, or when Expire ended the freshness; the only bytes that ever change
 //	11  4  CRC-32C of the bytes that follow
 //	15  1  n, length of the token (1 … 255)
-//	16  n  token: the fill that made it
+//	16  n  token of the fill that made the record
 //	 …  1  flags: 1 = not found, 2 = no-store; every other bit is 0
 //	 …  8  loadBegan
 //	 …  8  freshUntil
@@ -25,17 +27,17 @@ import (
 //	 …  8  staleIfError
 //	 …  8  loadTook
 //	 … 2+m kind: codec and type of the value; a mismatch is a miss
-//	 … 2+x extra: fields of a letter, a length (2) and that many bytes: v = validator, t = a tag; others are skipped
+//	 … 2+x extra: fields of a letter, a length (2) and that many bytes; v: validator, t: tag, other letters are skipped
 //	 …     payload, to the end
 //
-// Bytes that do not follow this layout are a miss: another magic, an unknown flag, a wrong sum. A later release may add
-// fields to extra, because an older release skips them. A change that an older release would misread gets another
-// version.
+// Bytes that do not follow this layout are a miss, for example bytes with another magic, an unknown flag or a wrong
+// sum. A later release may add fields to extra, because an older release skips unknown fields. A change that an older
+// release would misread must get another version.
 type Record struct {
 	Token        string
 	NotFound     bool          // the payload is the text of the error
 	NoStore      bool          // no payload: the value must not be stored, and each caller loads for itself
-	LoadBegan    time.Time     // when its load began
+	LoadBegan    time.Time     // when the load of the value began
 	FreshUntil   time.Time     // served as fresh until this moment
 	StaleFor     time.Duration // for this long after the end of freshness, served stale while it is refreshed
 	StaleIfError time.Duration // for this long after the end of freshness, served if its refill fails
@@ -64,8 +66,8 @@ var (
 )
 
 // Append appends the bytes of the record to b. It fails if a field does not fit the layout: a token that is empty or
-// longer than 255 bytes, a kind longer than 65,535 bytes, validator and tags longer than that together, a negative
-// span, or a time before 1970. The error wraps [ErrInvalid].
+// longer than 255 bytes, a kind longer than 65,535 bytes, validator and tags together longer than 65,535 bytes, a
+// negative span, or a time before 1970. The error wraps [ErrInvalid].
 func (r *Record) Append(b []byte) ([]byte, error) {
 	if r.Token == "" || len(r.Token) > maxTokenBytes {
 		return b, Invalid("Token", "%d bytes, must be 1 to %d", len(r.Token), maxTokenBytes)
@@ -128,7 +130,7 @@ func (r *Record) extra() (b []byte) {
 	return b
 }
 
-// readExtra returns false if the bytes are not fields.
+// readExtra reads the fields of extra from b. It returns false if the last field is cut off.
 func (r *Record) readExtra(b []byte) bool {
 	c := cursor{b: b}
 	for len(c.b) > 0 {
@@ -160,7 +162,8 @@ func RecordTags(b []byte) []string {
 	return r.Tags
 }
 
-// DecodeRecord reads a record. Payload points into b. The error says only that b is not a record of this version.
+// DecodeRecord reads a record. The Payload of the result shares the memory of b. The error says only that b is not a
+// record of this version.
 func DecodeRecord(b []byte) (Record, error) {
 	if len(b) < minRecord || string(b[:offExpired]) != recordMagic ||
 		binary.BigEndian.Uint32(b[offSum:]) != crc32.Checksum(b[offToken:], castagnoli) {
@@ -185,8 +188,8 @@ func DecodeRecord(b []byte) (Record, error) {
 	return r, nil
 }
 
-// RecordToken returns the token of the record in b, or "" if b is not a record. It reads the first bytes only, as the
-// script of a store does, and does not check the sum.
+// RecordToken returns the token of the record in b, or "" if b is not a record. It reads only the first bytes, as the
+// scripts of a store do, and does not check the sum.
 func RecordToken(b []byte) string {
 	if len(b) <= offToken || string(b[:offExpired]) != recordMagic {
 		return ""
@@ -259,7 +262,8 @@ func (c *cursor) int64() int64 {
 func (c *cursor) time() time.Time     { return time.UnixMicro(c.int64()) }
 func (c *cursor) span() time.Duration { return time.Duration(c.int64()) * time.Microsecond }
 
-// maxMicros is the largest span that fits into a time.Duration. Read as a date, it is some 290 years after 1970.
+// maxMicros is the longest span, in microseconds, that fits into a time.Duration. As a time, it is some 290 years
+// after 1970.
 const maxMicros = math.MaxInt64 / 1000
 
 // micros returns the microseconds from 1970 to t, and 0 for the zero time.

@@ -20,8 +20,8 @@ func someRecord() Record {
 	}
 }
 
-// The format is final: releases share one Redis. If this test fails, the change needs a new version, not a new golden
-// value.
+// goldenRecord is someRecord as bytes. The format is final, because nodes of different releases share one Redis. If
+// TestRecordGolden fails, give the changed format a new version, and leave this value as it is.
 const goldenRecord = "" +
 	"524631" + "0000000000000000" + "85ae6244" +
 	"0d" + "7765622d312d303066662332 73" + // token
@@ -56,7 +56,8 @@ func TestRecordGolden(t *testing.T) {
 	}
 }
 
-// Fields in extra that a later version may add are skipped. The fields of this version are read back.
+// Validator, tags and no-store of a record are written and read back. readExtra must skip a field with an unknown
+// letter, and must refuse a field that is cut off. Append must refuse a tag that is too long.
 func TestRecordExtra(t *testing.T) {
 	r := someRecord()
 	r.Validator, r.Tags, r.NoStore = `W/"7"`, []string{"shop 7", ""}, true
@@ -81,7 +82,8 @@ func TestRecordExtra(t *testing.T) {
 	}
 }
 
-// Fields that this release does not know are skipped. Bytes that are not fields make the record unreadable.
+// The test changes the first field of extra in an encoded record. If the field gets an unknown letter, DecodeRecord
+// must skip that field. If the field gets a length beyond the end of extra, DecodeRecord must refuse the record.
 func TestExtraOfALaterRelease(t *testing.T) {
 	r := Record{
 		Token: "n#1", LoadBegan: time.UnixMicro(1), FreshUntil: time.UnixMicro(2), Kind: "raw string",
@@ -117,7 +119,7 @@ func TestExpireRecordKeepsTheSum(t *testing.T) {
 	if !ExpireRecord(b, at) {
 		t.Fatal("not expired")
 	}
-	ExpireRecord(b, at.Add(time.Second)) // the first one counts
+	ExpireRecord(b, at.Add(time.Second)) // must change nothing: the record is already marked
 	back, err := DecodeRecord(b)
 	if err != nil {
 		t.Fatal(err)
@@ -135,7 +137,7 @@ func TestDecodeRecordIsStrict(t *testing.T) {
 	good, _ := r.Append(nil)
 	for i := range good {
 		if i >= offExpired && i < offSum {
-			continue // the field that Expire changes
+			continue // Expire changes these bytes, so the sum does not cover them
 		}
 		bad := bytes.Clone(good)
 		bad[i] ^= 0x10

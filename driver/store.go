@@ -1,8 +1,10 @@
-// Package driver is the contract between refill and its backends: what a shared store ([Store]) and a lock service
-// ([Locks]) implement, and the format of the values that they keep ([Record]). Users of refill do not need it.
+// Package driver is the contract between refill and its backends. A shared store implements [Store], and a lock
+// service implements [Locks]. [Record] is the format of the values that a store keeps. Users of refill do not need
+// this package.
 //
-// Package refilltest holds the suites that an implementation must pass. backend/memory is the reference implementation:
-// it follows the rules of this page word for word, in one process. backend/goredis implements them over Redis.
+// Package refilltest holds the suites that an implementation must pass. Package backend/memory is the reference
+// implementation. It follows the rules of this page word for word, in one process. Package backend/goredis implements
+// both interfaces over Redis.
 package driver
 
 import (
@@ -10,113 +12,122 @@ import (
 	"time"
 )
 
-// Store is a shared store as a Loader sees it. Each method is one whole step of a refill, and each step is atomic.
+// Store is a shared store as a Loader sees it. Each method is one whole step of a refill. Each step is atomic for
+// each key or tag, with one exception that [Try] describes.
 //
 // A key is "name:key": the name of the Loader, a colon, and the key of the value. A name contains no colon, so the
-// first colon separates the two. A token identifies one fill: "node#counter". Tokens are compared for equality only.
+// first colon ends the name. A fill is one attempt to store a value. It begins with Acquire and ends with Publish,
+// Fail or Release. A token, "node#counter", identifies one fill. Tokens are compared for equality only. No token begins
+// with '!' or '?'.
 //
-// Three things are stored under one key. Every step below touches them in one atomic act:
+// Three things are stored under one key:
 //
-//   - the value is a [Record] as the Loader encoded it. A Store uses only what [RecordToken] reads and what
-//     [ExpireRecord] changes.
+//   - the value is a [Record] as the Loader encoded it. A Store uses only the bytes that [RecordToken] reads and the
+//     bytes that [ExpireRecord] changes.
 //   - the lease, or refill lock, says which fill may load now. The lease is for efficiency, and it expires by itself.
+//     After a load that failed, a back-off or a note can stand in the place of the lease, see [FailRequest].
 //   - the claim says whose load may be stored. Correctness comes from the claim. The claim is taken with the lease,
 //     before the load begins, and lives longer than the lease. Invalidate, Expire and the claim of another fill remove
 //     it.
 //
-// Values can carry tags, so that a group of values can be invalidated without knowing its keys. A tag is "name:tag".
-// The store keeps a [TagState] for each tag: the moments at which the tag was invalidated and expired. The store does
-// not know which values carry a tag. The Loader compares the tag state with the moment at which the load of a value
-// began. If the state of a tag is lost, every value with that tag is treated as invalid, never as valid. A tag is not a
-// key: the same text can be both, and neither affects the other.
+// A value can carry tags. A caller can invalidate all values with a tag without knowing their keys. The full form of
+// a tag is "name:tag". The store keeps a [TagState] for each tag: the moments at which the tag was invalidated and
+// expired. The store does not know which values carry a tag. The Loader compares the tag state with the moment at
+// which the load of a value began. If the state of a tag is lost, every value with that tag is treated as invalid,
+// never as valid. A tag is not a key. If a tag and a key have the same text, neither affects the other.
 //
-// A step that frees a lease announces this in the same act, so waiters never poll. Only
-// [PublishRequest.AnnounceIfAwaited] allows a step to skip the announcement. Announcements are hints: a lost
-// announcement costs time, never correctness.
+// A step that frees a lease also makes an announcement, in the same atomic act, so waiters never poll. Only a Publish
+// with [PublishRequest.AnnounceIfAwaited] may skip the announcement. Announcements are hints: a lost announcement
+// costs time, never correctness.
 //
-// Every call returns when its ctx ends, even if the server does not answer. An error means that the outcome is unknown.
-// All methods may be called from any goroutine.
+// Every call returns when its ctx ends, even if the server does not answer. An error means that the outcome of the
+// step is unknown. All methods may be called from any goroutine.
 type Store interface {
-	// Get returns the record under key, or nil if there is none. Foreign bytes are returned unchanged: the Loader
-	// decides what they are.
+	// Get returns the record under key, or nil if there is none. Get returns bytes that are not a Record unchanged,
+	// because the Loader decides what such bytes mean.
 	Get(ctx context.Context, key string) (record []byte, err error)
 
 	// GetMany is Get for many keys in one exchange: records[i] is the record under keys[i], or nil. A key may be listed
 	// twice. If one key cannot be read, the whole call fails.
 	GetMany(ctx context.Context, keys ...string) (records [][]byte, err error)
 
-	// Acquire begins a fill. It takes lease and claim in one act, unless the stored record is not the one that the caller
-	// has seen (Changed), or another fill has the lease (Held). See [AcquireRequest] and [AcquireResult].
+	// Acquire begins a fill. It takes lease and claim in one act. It takes neither if the stored record is not the one
+	// that the fill has seen (Changed), or if another fill has the lease (Held). In mode Look it takes neither in any
+	// case. See [AcquireRequest] and [AcquireResult].
 	Acquire(ctx context.Context, r AcquireRequest) (AcquireResult, error)
 
-	// Renew sets the remaining life of the lease to ttl, if lease and claim both belong to the token. It never creates a
-	// lease.
-	Renew(ctx context.Context, key, token string, ttl time.Duration) (mine bool, err error)
+	// Renew sets the remaining life of each lease to ttl, if lease and claim both belong to the token. It never creates
+	// a lease. Renew sends all leases in one exchange: mine[i] reports whether leases[i] was renewed. A lease may be
+	// listed twice. With an error, mine may be nil. If mine is not nil, mine[i] is certain if it is true, and the outcome
+	// for leases[i] is unknown if it is false. So a shard that does not answer costs no lease on another shard.
+	Renew(ctx context.Context, ttl time.Duration, leases ...Lease) (mine []bool, err error)
 
-	// Publish ends a fill. If the claim is the one that the token took at Began, Publish frees lease and claim, stores the
-	// record for Keep, and announces filled. Otherwise Publish stores nothing, frees the token's own lease and announces
-	// released. Publish frees before it stores, so that a full store still lets the waiters go. If the record of the token
-	// is already stored, the reply to an earlier try was lost, and the result is Stored.
+	// Publish ends a fill. If the claim is the one that the token took at Began, Publish frees lease and claim, stores
+	// the record for Keep, and announces filled. Otherwise Publish stores nothing and does what Release does. Publish
+	// frees lease and claim before it stores, so that the waiters go on even if the store is full. If the record of the
+	// token is already stored, the reply to an earlier try was lost, and the result is Stored.
 	Publish(ctx context.Context, r PublishRequest) (PublishResult, error)
 
-	// Fail ends a fill without a value. It frees lease and claim, each if it belongs to the token. Unless another fill has
-	// the lease, Fail then leaves a back-off in the place of the lease for ttl: the failure, without a holder. A ttl of 0
-	// leaves no back-off. Fail announces failed if lease or claim belonged to the token.
-	Fail(ctx context.Context, key, token, failure string, ttl time.Duration) error
+	// Fail ends a fill without a value. It frees lease and claim, each if it belongs to the token. If neither belongs to
+	// the token, Fail does nothing. Otherwise Fail announces failed. It also leaves the failure in the place of the
+	// lease, as a back-off or as a note, unless another fill has the lease. See [FailRequest].
+	Fail(ctx context.Context, r FailRequest) error
 
 	// Release frees lease and claim, each if it belongs to the token, and announces released if it freed at least one of
 	// the two.
 	Release(ctx context.Context, key, token string) error
 
-	// Invalidate deletes value, lease, claim and back-off of every key, and announces invalidated. by is the token in
-	// the announcement.
+	// Invalidate deletes value, lease, claim, back-off and note of every key, and announces invalidated for each key. by
+	// is the token in the announcements.
 	Invalidate(ctx context.Context, by string, keys ...string) error
 
-	// Expire marks the value of every key as expired now (see [ExpireRecord]), deletes lease, claim and back-off, and
-	// announces expired. by is the token in the announcement.
+	// Expire marks the value of every key as expired now (see [ExpireRecord]), deletes lease, claim, back-off and note,
+	// and announces expired for each key. by is the token in the announcements.
 	Expire(ctx context.Context, by string, keys ...string) error
 
 	// Tags returns the state of each tag: states[i] is the state of tags[i]. Foreign bytes in the place of a state count
 	// as an unknown tag.
 	Tags(ctx context.Context, tags ...string) (states []TagState, err error)
 
-	// EnsureTags makes sure that each tag is known, and stays known for keep at least. It never changes a state or
-	// shortens its life. An unknown tag (never used, expired, evicted) becomes known as invalidated `reach` ago.
+	// EnsureTags makes sure that each tag is known, and stays known for keep at least. It never changes the moments of a
+	// known tag, and never shortens the life of its state. A tag is unknown if it was never used, or if its state has
+	// ended or was evicted. EnsureTags makes an unknown tag known as invalidated reach ago.
 	//
-	// EnsureTags is called before a tagged record is published. For an unknown tag, the store cannot tell whether the tag
-	// was invalidated after a value was loaded. So values whose load began longer than reach ago become invalid. reach
-	// covers every load that is still in progress, so the values of these loads stay valid. A state without an end is
-	// replaced, and so are foreign bytes.
+	// The Loader calls EnsureTags before it publishes a record with tags. For an unknown tag, the store cannot tell
+	// whether the tag was invalidated after a value was loaded. So values whose load began longer than reach ago become
+	// invalid. reach covers every load that is still in progress, so the values of these loads stay valid. A tag whose
+	// state has no end, or is foreign bytes, counts as unknown here.
 	EnsureTags(ctx context.Context, reach, keep time.Duration, tags ...string) error
 
 	// InvalidateTags sets Invalidated of each tag to now, keeps the state for keep at least, and announces
-	// tag-invalidated. Expired is unchanged. A state that lives longer than keep keeps its life. Invalidated never moves
-	// back if the clock steps back by less than a second. If the stored moment is further in the future, it was written
-	// before the clock was set back, and it is replaced. by is the token in the announcement. If one tag fails, the
-	// remaining tags are still invalidated.
+	// tag-invalidated. It does not change Expired. A state that would live longer than keep keeps its life. If the
+	// stored Invalidated is less than a second in the future, the clock has made a small step back, and Invalidated
+	// stays. If Invalidated is further in the future, the clock was set back, and Invalidated becomes now. by is the
+	// token in the announcements. If the call fails for one tag, the other tags are still invalidated.
 	InvalidateTags(ctx context.Context, by string, keep time.Duration, tags ...string) error
 
-	// ExpireTags sets Expired of each tag to now, by the rules of InvalidateTags, and announces tag-expired. Invalidated
-	// is unchanged. An unknown tag becomes known as invalidated now.
+	// ExpireTags sets Expired of each tag to now and announces tag-expired. Everything that InvalidateTags says about
+	// Invalidated, keep, by and failures holds for Expired here. ExpireTags does not change Invalidated of a known tag.
+	// An unknown tag becomes known as invalidated now.
 	ExpireTags(ctx context.Context, by string, keep time.Duration, tags ...string) error
 
-	// Subscribe calls handle for every announcement about keys of this name, one call after the other. It also calls
-	// handle for the state of the subscription itself: with Subscribed once no announcement can be missed, and with
-	// Disconnected as soon as an announcement may have been missed. handle does not block. stop ends the subscription and
-	// returns when handle no longer runs. stop must not be called from handle. No mutex is held while handle runs, because
-	// it may call code of the user.
+	// Subscribe calls handle for every announcement about keys and tags of this name, one call after the other. It also
+	// reports the state of the subscription to handle: Subscribed when no announcement can be missed from now on, and
+	// Disconnected as soon as an announcement may have been missed. handle must not block. stop ends the subscription
+	// and returns when handle no longer runs. handle must not call stop. The Store holds no mutex while handle runs,
+	// because handle may call code of the user.
 	Subscribe(name string, handle func(Announcement)) (stop func())
 
-	// Now returns the time of the store's clock, which Acquire also reads. Now makes no call, so it returns what this
-	// process knows of that clock. The result follows the monotonic clock of the process.
+	// Now returns the time of the store's clock, from which AcquireResult.Now also comes. Now does not call the store.
+	// It returns what this process knows of that clock, and advances with the monotonic clock of the process.
 	Now() time.Time
 
-	// Check returns what is wrong with the configuration of the store. It does not call the store. refill.New returns the
-	// error.
+	// Check returns what is wrong with the configuration of the store. It does not call the store. refill.New returns
+	// this error.
 	Check() error
 }
 
-// AcquireRequest is what a fill tells [Store.Acquire].
+// AcquireRequest is the argument of [Store.Acquire].
 type AcquireRequest struct {
 	Key   string
 	Token string // of the fill
@@ -127,35 +138,42 @@ type AcquireRequest struct {
 	Mode Mode
 }
 
+// Lease names one lease for [Store.Renew].
+type Lease struct{ Key, Token string }
+
 // Mode says what [Store.Acquire] does if another fill has the lease.
 type Mode uint8
 
 // The modes of Acquire.
 const (
-	// Try is for a background refresh, which gives up if another fill has the lease. The reply names only the holder. The
-	// store may take the lease a moment before it compares the record, if that makes it cheaper to find the lease taken,
-	// as most background refreshes do.
+	// Try is for a background refresh, which gives up if another fill has the lease. The reply then names the holder, but
+	// not how long the lease still lives. In this mode the store may take the lease a moment before it compares the
+	// record. Most background refreshes find the lease taken, and this order saves them the comparison.
 	Try Mode = iota
-	// Wait is for a caller that will wait for the holder. Before it replies, the store notes on the lease that a caller
-	// waits (see [PublishRequest.AnnounceIfAwaited]). The reply says how long the lease still lives. A lease without an
-	// end or of a foreign type counts as free. A lease may also count as free if its remaining life is far longer than any
-	// LeaseTTL.
+	// Wait is for a caller that will wait for the holder. The store notes on the lease that a caller waits (see
+	// [PublishRequest.AnnounceIfAwaited]), and then replies. The reply says how long the lease still lives. A lease
+	// without an end counts as free, and so does a lease of a foreign type. A store may also count a lease as free if
+	// its remaining life is far longer than any LeaseTTL.
 	Wait
 	// Force is for Loader.Refresh. It is like Wait, but a back-off also counts as free.
 	Force
+	// Look is for a caller that must not load now. It is like Wait, but it takes nothing: the reply is Free where Wait
+	// would take the lease. In this mode the store ignores Token, so the caller's own lease counts as the lease of
+	// another fill.
+	Look
 )
 
 // AcquireResult is the reply of [Store.Acquire].
 type AcquireResult struct {
 	State AcquireState
 
-	Now time.Time // Acquired: the moment of the claim by the store's clock; the load begins now
+	Now time.Time // Acquired: when the claim was taken, by the store's clock; the load begins now
 
 	Record []byte // Changed: the record that is stored
 
-	Holder  string        // Held: token of the fill that has the lease; empty if it is a back-off
-	Failure string        // Held: what Fail left, if it is a back-off
-	Left    time.Duration // Held: remaining life of the lease or back-off; 0 after Try
+	Holder  string        // Held: token of the fill that has the lease; empty during a back-off
+	Failure string        // Held during a back-off, Acquired and Free over a note: the failure that Fail was given
+	Left    time.Duration // Held: remaining life of the lease or back-off; 0 in mode Try
 }
 
 // AcquireState is the outcome of [Store.Acquire].
@@ -163,29 +181,38 @@ type AcquireState uint8
 
 // The outcomes of Acquire.
 const (
-	// Acquired: lease and claim belong to the token, so the caller loads now. If the lease already belonged to the token,
-	// the reply to an earlier try was lost. If the claim still belongs to the token, the claim stays, and Now is the
-	// moment at which it was taken. Otherwise Acquire takes a new claim at a moment of its own. So if the network delivers
-	// a copy of the request after an Invalidate, the new claim does not make the older load valid again.
+	// Acquired: lease and claim belong to the token, so the caller loads now. The request may be a repetition: the reply
+	// to an earlier try was lost, or the network delivered a copy. If the claim still belongs to the token, that claim
+	// stays, and Now is the moment at which that claim was taken. If an Invalidate has removed the claim meanwhile,
+	// Acquire takes a new claim at a new moment. The load that began under the old claim stays invalid, because Publish
+	// compares the moment of the claim with Began.
+	//
+	// If an earlier fill left a note instead of a back-off (see [FailRequest]), Failure is its text. Acquire takes the
+	// place of the note, so a repetition has no Failure. Failure is empty after a back-off that mode Force has ignored.
 	Acquired AcquireState = iota
-	// Changed: the stored record is not the one that the fill has seen. The store compares the record before the lease. If
-	// the lease belongs to the token nevertheless, the store has freed it and announced released.
+	// Changed: the stored record is not the one that the fill has seen. In modes Wait and Force, the store compares the
+	// record before it looks at the lease. If the lease belonged to the token, the store has freed the lease and
+	// announced released.
 	Changed
 	// Held: another fill has the lease, or a failed fill has left a back-off.
 	Held
+	// Free: in mode Look, no fill has the lease and there is no back-off. Failure is the text of a note if there is one.
+	// The note stays.
+	Free
 )
 
-// PublishRequest is what [Store.Publish] stores and announces.
+// PublishRequest is the argument of [Store.Publish].
 type PublishRequest struct {
 	Key      string
 	Token    string        // of the fill
 	Began    time.Time     // AcquireResult.Now of the fill; zero = compare the claim by its token alone
 	Replaced string        // token of the record that the fill has seen; empty for none
-	Record   []byte        // not kept or changed after the call
+	Record   []byte        // the Store does not change it, and does not keep it after the call
 	Keep     time.Duration // how long the store keeps the record, at least 1 s
 
-	// AnnounceIfAwaited lets the store skip the announcement if the lease of the token is still there and no Acquire has
-	// noted a waiter on it. Without AnnounceIfAwaited, every load of a rarely used key would be broadcast to the fleet.
+	// AnnounceIfAwaited lets the store skip the announcement if the lease still belongs to the token and no Acquire has
+	// noted a waiter on that lease. Without AnnounceIfAwaited, the store would announce every load of a rarely used key
+	// to the whole fleet.
 	AnnounceIfAwaited bool
 }
 
@@ -194,10 +221,29 @@ type PublishResult uint8
 
 // The outcomes of Publish.
 const (
-	Stored    PublishResult = iota // the record is stored
+	Stored    PublishResult = iota // the record was stored
 	Rejected                       // the claim was removed or taken: an invalidation or a newer fill came first
 	StoreFull                      // the claim was valid, but the store has no room for the record
 )
+
+// FailRequest is the argument of [Store.Fail].
+type FailRequest struct {
+	Key     string
+	Token   string // of the fill
+	Failure string // kept and announced byte for byte
+
+	// TTL is how long the failure stays in the place of the lease. 0 leaves nothing.
+	TTL time.Duration
+
+	// HoldAll makes the failure a back-off: until TTL is over, no fill gets the lease, except in mode Force. Without
+	// HoldAll the failure is only a note: any fill gets the lease as if nothing were there, and learns of the failure from
+	// AcquireResult.Failure. So a second node learns that another node has failed before it.
+	HoldAll bool
+
+	// DropValue makes Fail delete the value as well. Fail then announces invalidated, with Token as its token, before it
+	// announces failed.
+	DropValue bool
+}
 
 // TagState is what a store knows about a tag.
 type TagState struct {
@@ -210,7 +256,7 @@ type TagState struct {
 type Announcement struct {
 	Kind     AnnouncementKind
 	Key      string    // "name:key"; "name:tag" for TagInvalidated and TagExpired; empty for the subscription
-	Token    string    // of the fill, or of the caller that invalidated
+	Token    string    // of the fill; or the by of Invalidate, Expire, InvalidateTags or ExpireTags
 	Replaced string    // Filled: token of the record that was replaced
 	Record   []byte    // Filled: the record, if it is no larger than MaxAnnouncedRecord
 	Failure  string    // Failed: as given to Fail
@@ -224,9 +270,9 @@ type AnnouncementKind uint8
 // The kinds of announcements. The first three are about the subscription itself.
 const (
 	Subscribed     AnnouncementKind = iota + 1 // the subscription works
-	Disconnected                               // the subscription broke: announcements may be missed
+	Disconnected                               // the subscription broke, so announcements may be missed
 	Warning                                    // the store works, but a setting of it is doubtful
-	Filled                                     // a fill was stored
+	Filled                                     // the record of a fill was stored
 	Failed                                     // a fill failed
 	Invalidated                                // value, lease and claim were deleted
 	Expired                                    // the value was marked stale, lease and claim were deleted

@@ -1,4 +1,5 @@
-// Package examples is the module of the programs that show refill at work. It holds no code of its own.
+// Package examples is the module of the example programs. The package itself contains no code.
 //
-//   - quickstart: three nodes through an expiry, a slow database and a failing one, without refill and with it.
+//   - quickstart compares three nodes without refill and three nodes with refill. The scenes are an expiry, a slow
+//     database and a failing database.
 package examples

@@ -9,18 +9,22 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// has reports whether a lease belongs to the token. With an awaited-blocks flaw, an awaited lease is not recognized.
+// has reports whether a lease belongs to the token. With the given flaw, an awaited lease belongs to no token.
 func (n *node) has(lease *slot, token, flaw string) bool {
 	return lease.data == token && !(lease.awaited && n.is(flaw))
 }
 
-// Acquire compares the lease before the record in mode Try, as a Store may: a token that loses gets Held whatever the
-// record is, and a token that wins has the lease when the record is compared.
+// Acquire looks at the lease before the record in mode Try, as a Store may. A token that loses gets Held, whatever
+// the record is. A token that wins already has the lease when Acquire compares the record.
 func (n *node) Acquire(ctx context.Context, req driver.AcquireRequest) (r driver.AcquireResult, err error) {
 	actErr := n.act(ctx, req.Key, func(c *brokenCell, now time.Time) {
 		lease := *c.lease
 		n.gap("race-acquire")
 		if err = n.scriptError(c, req); err != nil {
+			return
+		}
+		if req.Mode == driver.Look {
+			r = n.look(c, req, now)
 			return
 		}
 		free, other := n.open(lease, req), n.changed(c, req)
@@ -31,7 +35,7 @@ func (n *node) Acquire(ctx context.Context, req driver.AcquireRequest) (r driver
 			r = n.foundChanged(c, req)
 		case free:
 			n.take(c, lease, req, now)
-			r.Now = now
+			r.Now, r.Failure = now, n.noted(lease, req)
 			if c.claim.data == req.Token && !n.is("acquire-replay-wrong-now") {
 				r.Now = c.claim.began
 			}
@@ -46,7 +50,7 @@ func (n *node) Acquire(ctx context.Context, req driver.AcquireRequest) (r driver
 	return r, errors.Join(err, actErr)
 }
 
-// scriptError is the error of a script that fails on foreign data.
+// scriptError returns an error if the place has a flaw in which a script fails on foreign data.
 func (n *node) scriptError(c *brokenCell, req driver.AcquireRequest) error {
 	record := []byte(c.value.data)
 	switch {
@@ -62,7 +66,8 @@ func (n *node) scriptError(c *brokenCell, req driver.AcquireRequest) error {
 func (n *node) open(lease slot, req driver.AcquireRequest) bool {
 	failed := strings.HasPrefix(lease.data, "!")
 	switch {
-	case lease.data == "",
+	case lease.data == "", strings.HasPrefix(lease.data, "?") && !n.is("note-blocks") &&
+		!(n.is("note-blocks-try") && req.Mode == driver.Try),
 		n.has(&lease, req.Token, "awaited-blocks-acquire") && !n.is("own-token-lost"),
 		failed && req.Mode == driver.Force && !n.is("force-obeys-back-off"),
 		failed && n.is("back-off-ignored"),
@@ -75,7 +80,59 @@ func (n *node) open(lease slot, req driver.AcquireRequest) bool {
 	return false
 }
 
-// changed reports whether the record is not the one seen.
+// noted returns the failure that Acquire finds noted in the place of the lease.
+func (n *node) noted(lease slot, req driver.AcquireRequest) string {
+	text, noted := strings.CutPrefix(lease.data, "?")
+	switch {
+	case noted && !n.is("note-unsaid"):
+		n.lastNote = text
+		return text
+	case lease.data == "" && n.is("note-stays"):
+		return n.lastNote
+	case n.is("force-says-back-off"):
+		return strings.TrimPrefix(lease.data, "!")
+	}
+	return ""
+}
+
+// look is Acquire in mode Look.
+func (n *node) look(c *brokenCell, req driver.AcquireRequest, now time.Time) driver.AcquireResult {
+	note, noted := strings.CutPrefix(c.lease.data, "?")
+	failed := strings.HasPrefix(c.lease.data, "!")
+	switch {
+	case n.changed(c, req) && !n.is("look-ignores-record"):
+		if c.lease.data == req.Token && n.is("look-frees-lease") {
+			return n.foundChanged(c, req)
+		}
+		return driver.AcquireResult{State: driver.Changed, Record: []byte(c.value.data)}
+	case c.lease.data == "" || noted || c.lease.endless || c.lease.garbled || failed && n.is("look-ignores-back-off"),
+		c.lease.data == req.Token && n.is("look-own-free"):
+		switch {
+		case n.is("look-takes-lease"):
+			*c.lease = slot{data: req.Token, until: now.Add(req.LeaseTTL)}
+		case n.is("look-takes-claim"):
+			*c.claim = slot{data: req.Token, until: now.Add(req.ClaimTTL)}
+		case n.is("look-eats-note"):
+			*c.lease = slot{}
+		case n.is("look-no-note"):
+			note = ""
+		}
+		if !noted {
+			note = ""
+		}
+		return driver.AcquireResult{State: driver.Free, Failure: note}
+	}
+	r := n.held(*c.lease, req, now)
+	if n.is("look-no-left") {
+		r.Left = 0
+	}
+	if !n.is("look-not-noted") {
+		c.lease.awaited = true
+	}
+	return r
+}
+
+// changed reports whether the stored record is not the one that the request has seen.
 func (n *node) changed(c *brokenCell, req driver.AcquireRequest) bool {
 	token, exists := driver.RecordToken([]byte(c.value.data)), c.value.data != "" && !c.value.garbled
 	other := exists && token != req.Seen
@@ -94,7 +151,7 @@ func (n *node) changed(c *brokenCell, req driver.AcquireRequest) bool {
 	return other
 }
 
-// foundChanged frees the lease if the token has it.
+// foundChanged returns Changed. It first frees the lease if the token has the lease.
 func (n *node) foundChanged(c *brokenCell, req driver.AcquireRequest) driver.AcquireResult {
 	r := driver.AcquireResult{State: driver.Changed, Record: []byte(c.value.data)}
 	if n.is("changed-no-record") {
@@ -136,7 +193,7 @@ func (n *node) take(c *brokenCell, lease slot, req driver.AcquireRequest, now ti
 	}
 }
 
-// held is the reply for a token that did not get the lease.
+// held returns the reply for a token that did not get the lease.
 func (n *node) held(lease slot, req driver.AcquireRequest, now time.Time) driver.AcquireResult {
 	r := driver.AcquireResult{State: driver.Held}
 	failure, failed := strings.CutPrefix(lease.data, "!")
@@ -166,7 +223,7 @@ func (n *node) held(lease slot, req driver.AcquireRequest, now time.Time) driver
 	return r
 }
 
-// noteWaiter notes on the lease that it is awaited. The held flaws change more than that.
+// noteWaiter notes on the lease that a caller waits for it. With one of the flaws held-…, it changes more.
 func (n *node) noteWaiter(c *brokenCell, req driver.AcquireRequest, now time.Time) {
 	switch {
 	case n.is("held-takes-claim"):

@@ -14,9 +14,9 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// place is a second implementation of Store and Locks, made to be broken. If flaw is the name of a mutant, it breaks
-// the rule of that mutant. Without a flaw it passes the suites, including the cases that need hooks. storeMutants and
-// lockMutants list the flaws.
+// place is the state behind a second implementation of Store and Locks, which can be broken on purpose. If flaw is
+// the name of a mutant, the place breaks the rule of this mutant. Without a flaw it passes the suites, including the
+// cases that need hooks. storeMutants and lockMutants list the flaws.
 type place struct {
 	flaw string
 	base time.Time
@@ -27,6 +27,7 @@ type place struct {
 	tags      map[string]*brokenTag
 	listeners []*brokenListener
 	full      bool
+	lastNote  string // for the flaws note-stays and note-keeps-first
 
 	silent atomic.Bool
 }
@@ -39,7 +40,7 @@ type node struct {
 
 type brokenCell struct{ value, lease, claim *slot }
 
-// slot is a value, lease or claim, or nothing. It may lack an end, or be of a foreign type.
+// slot holds a value, a lease, a claim, or nothing. The content may lack an end, or be of a foreign type.
 type slot struct {
 	data    string
 	until   time.Time
@@ -86,7 +87,7 @@ func (p *place) storeWorld(testing.TB) StoreWorld {
 	}
 }
 
-// breakAll breaks every subscription and makes it again.
+// breakAll breaks every subscription and makes every subscription again.
 func (p *place) breakAll() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -132,7 +133,7 @@ func (p *place) answer(ctx context.Context) error {
 // is reports whether the place has one of these flaws.
 func (p *place) is(flaws ...string) bool { return slices.Contains(flaws, p.flaw) }
 
-// gap is the moment between two commands of a step that is not atomic: other steps run here.
+// gap lets other steps run in the middle of a step, if the place has this flaw. The step is then not atomic.
 func (p *place) gap(flaw string) {
 	if !p.is(flaw) {
 		return
@@ -171,7 +172,8 @@ func (p *place) act(ctx context.Context, key string, step func(c *brokenCell, no
 	c, now := p.cell(key), time.Now()
 	for _, s := range []*slot{c.value, c.lease, c.claim} {
 		forever := s.endless || p.is("lease-endless") && s == c.lease || p.is("claim-endless") && s == c.claim ||
-			p.is("keep-endless") && s == c.value || p.is("fail-endless") && strings.HasPrefix(s.data, "!")
+			p.is("keep-endless") && s == c.value || p.is("fail-endless") && strings.HasPrefix(s.data, "!") ||
+			p.is("note-endless") && strings.HasPrefix(s.data, "?")
 		if !forever && !now.Before(s.until) {
 			*s = slot{}
 		}
@@ -216,7 +218,31 @@ func (n *node) Get(ctx context.Context, key string) (record []byte, err error) {
 	return record, errors.Join(err, actErr)
 }
 
-func (n *node) Renew(ctx context.Context, key, token string, ttl time.Duration) (mine bool, err error) {
+func (n *node) Renew(ctx context.Context, ttl time.Duration, leases ...driver.Lease) (mine []bool, err error) {
+	if n.is("renew-none-error") && len(leases) == 0 {
+		return nil, errGarbled
+	}
+	for i, l := range leases {
+		if n.is("renew-only-first") && i > 0 {
+			mine = append(mine, true)
+			continue
+		}
+		ok, err := n.renew(ctx, l.Key, l.Token, ttl)
+		if err != nil {
+			return nil, err
+		}
+		mine = append(mine, ok)
+	}
+	switch {
+	case n.is("renew-all-or-none") && slices.Contains(mine, false):
+		clear(mine)
+	case n.is("renew-reversed"):
+		slices.Reverse(mine)
+	}
+	return mine, nil
+}
+
+func (n *node) renew(ctx context.Context, key, token string, ttl time.Duration) (mine bool, err error) {
 	actErr := n.act(ctx, key, func(c *brokenCell, now time.Time) {
 		lease, claim := n.has(c.lease, token, "awaited-blocks-renew"), c.claim.data == token
 		mine = lease && claim
@@ -332,12 +358,13 @@ func (n *node) store(c *brokenCell, p driver.PublishRequest, now time.Time) {
 	}
 }
 
-func (n *node) Fail(ctx context.Context, key, token, failure string, ttl time.Duration) error {
+func (n *node) Fail(ctx context.Context, r driver.FailRequest) error {
+	key, token, failure, ttl := r.Key, r.Token, r.Failure, r.TTL
 	return n.act(ctx, key, func(c *brokenCell, now time.Time) {
 		lease, claim := n.has(c.lease, token, "awaited-blocks-fail"), c.claim.data == token
 		mine := lease || claim
 		switch {
-		case n.is("fail-any"):
+		case n.is("fail-any"), n.is("drop-any") && r.DropValue, n.is("note-any") && !r.HoldAll:
 			lease, mine = true, true
 		case n.is("fail-needs-both"):
 			mine = lease && claim
@@ -350,21 +377,39 @@ func (n *node) Fail(ctx context.Context, key, token, failure string, ttl time.Du
 		if !n.is("fail-keeps-claim") {
 			*c.claim = slot{}
 		}
-		if n.is("fail-drops-value") {
+		dropped := r.DropValue && !n.is("drop-silent")
+		if n.is("fail-drops-value") || r.DropValue && !n.is("drop-keeps-value") {
 			*c.value = slot{}
 		}
-		if n.is("fail-text") {
+		if n.is("fail-text") || n.is("note-text") && !r.HoldAll {
 			failure = strings.ToValidUTF8(failure, "?")
 		}
+		if dropped && !n.is("drop-late") {
+			n.announce(driver.Announcement{Kind: driver.Invalidated, Key: key, Token: token})
+		}
+		mark := "?"
+		if r.HoldAll {
+			mark = "!"
+		}
+		if n.is("note-keeps-first") && n.lastNote != "" {
+			mark, failure = "?", n.lastNote
+		}
+		if ttl == 0 && n.is("note-zero") && !r.HoldAll {
+			ttl = time.Hour
+		}
 		switch {
-		case !lease && c.lease.data != "" && !c.lease.garbled && !n.is("fail-takes-lease"):
-		case ttl > 0 && !n.is("fail-no-back-off"):
-			*c.lease = slot{data: "!" + failure, until: now.Add(ttl)}
+		case !lease && c.lease.data != "" && !c.lease.garbled && !n.is("fail-takes-lease") &&
+			!(n.is("note-takes-lease") && !r.HoldAll):
+		case ttl > 0 && !(n.is("fail-no-back-off") && r.HoldAll):
+			*c.lease = slot{data: mark + failure, until: now.Add(ttl)}
 		case !n.is("fail-zero-keeps-lease"):
 			*c.lease = slot{}
 		}
 		if !n.is("fail-silent") {
 			n.announce(driver.Announcement{Kind: driver.Failed, Key: key, Token: token, Failure: failure})
+		}
+		if dropped && n.is("drop-late") {
+			n.announce(driver.Announcement{Kind: driver.Invalidated, Key: key, Token: token})
 		}
 	})
 }
@@ -444,7 +489,7 @@ func (n *node) Expire(ctx context.Context, by string, keys ...string) error {
 	return errors.Join(err, garbled)
 }
 
-// remove is what Invalidate and Expire have in common; what is the name of the method.
+// remove does what Invalidate and Expire have in common. what is "invalidate" or "expire".
 func (n *node) remove(
 	ctx context.Context, what string, keys []string, step func(*brokenCell, string, time.Time),
 ) error {
@@ -457,11 +502,13 @@ func (n *node) remove(
 	for i, key := range keys {
 		err := n.act(ctx, key, func(c *brokenCell, now time.Time) {
 			backsOff := strings.HasPrefix(c.lease.data, "!")
-			if n.is("race-" + what) { // the value first, then lease and claim
+			noted := strings.HasPrefix(c.lease.data, "?")
+			if n.is("race-" + what) { // not atomic: first the value, and later lease and claim
 				step(c, key, now)
 				n.gap("race-" + what)
 			}
-			if !n.is(what+"-keeps-lease") && !(backsOff && n.is(what+"-keeps-back-off")) {
+			if !n.is(what+"-keeps-lease") && !(backsOff && n.is(what+"-keeps-back-off")) &&
+				!(noted && n.is(what+"-keeps-note")) {
 				*c.lease = slot{}
 			}
 			if !n.is(what + "-keeps-claim") {
@@ -478,7 +525,7 @@ func (n *node) remove(
 	return nil
 }
 
-// brokenListener is one subscription. A goroutine calls handle.
+// brokenListener is one subscription. A goroutine of its own calls handle.
 type brokenListener struct {
 	name, node string
 	reverse    bool

@@ -14,7 +14,7 @@ import (
 type brokenTag struct {
 	driver.TagState
 	until   time.Time
-	foreign bool // foreign bytes, or another type; without an end
+	foreign bool // the state is foreign bytes or of a foreign type, without an end
 }
 
 func (p *place) plantTag(tag string) { p.tags[tag] = &brokenTag{foreign: true} }
@@ -117,7 +117,7 @@ func (n *node) EnsureTags(ctx context.Context, reach, keep time.Duration, tags .
 	return err
 }
 
-// keepState sets the life of a tag state and replaces a foreign one.
+// keepState makes a state live until the given moment, and replaces a foreign state. shortens and idle are flaws.
 func (n *node) keepState(k *brokenTag, until time.Time, shortens, idle bool) {
 	if !idle && (shortens || k.until.Before(until)) {
 		k.until = until
@@ -145,7 +145,7 @@ func (n *node) ExpireTags(ctx context.Context, by string, keep time.Duration, ta
 	})
 }
 
-// changeTags is what InvalidateTags and ExpireTags have in common.
+// changeTags does what InvalidateTags and ExpireTags have in common.
 func (n *node) changeTags(
 	ctx context.Context, kind driver.AnnouncementKind, by string, keep time.Duration, tags []string,
 	step func(*brokenTag, time.Time),
@@ -184,7 +184,7 @@ func (n *node) momentOf(now time.Time) time.Time {
 	return now
 }
 
-// sideEffects does what InvalidateTags and ExpireTags must not do.
+// sideEffects changes what InvalidateTags and ExpireTags must not change, if the place has such a flaw.
 func (n *node) sideEffects(tag string, at time.Time) {
 	if n.is("tag-changes-all") {
 		for _, k := range n.tags {

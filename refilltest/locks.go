@@ -18,8 +18,8 @@ type LockHarness struct {
 	// Bubble runs each case inside testing/synctest, see [StoreHarness].
 	Bubble bool
 
-	// Short is a lease time. Some eight cases wait until a lease of this length ends. Short is at least 200 ms, and not
-	// shorter than the shortest lease that the service grants. Default 400 ms.
+	// Short is the ttl of a lock whose end a case waits for. Some eight cases wait for such an end. Short is at least
+	// 200 ms, and not shorter than the shortest ttl that the service grants. Default 400 ms.
 	Short time.Duration
 
 	// NoFence says that the service has no fencing tokens: LockResult.Fence is always 0.
@@ -31,14 +31,16 @@ type LockWorld struct {
 	// A and B are two nodes over the same place, see [StoreWorld].
 	A, B driver.Locks
 
-	// Pass lets time pass for the service. Nil means time.Sleep. If it is set, time is assumed not to pass by itself, and
-	// cases that need the time of both the service and the process are skipped.
+	// Pass lets time pass for the service. Nil means time.Sleep. If Pass is set, the suite assumes that the service's
+	// time does not pass by itself. It then skips the cases in which time must pass for both the service and the
+	// process.
 	Pass func(d time.Duration)
 
-	// Delete removes the lock of key, whichever token holds it, as an operator would. Nil if the place does not allow it.
+	// Delete removes the lock of key, whichever token holds the lock, as an operator would. Nil if the place does not
+	// allow this.
 	Delete func(key string)
 
-	// Silence and Break do the same as the fields of [StoreWorld] with these names.
+	// Silence and Break are described at [StoreWorld].
 	Silence func(silent bool)
 	Break   func()
 }
@@ -107,7 +109,8 @@ func (l *locks) win(d driver.Locks, key, token string, ttl time.Duration) uint64
 	return s.Fence
 }
 
-// lose demands that the lock is held, and that it will be held for at most ttl and not much less.
+// lose tries to take the lock. It demands that the lock is held, with a remaining life of at most ttl and not much
+// less.
 func (l *locks) lose(d driver.Locks, key, token string, ttl time.Duration) {
 	l.Helper()
 	s := l.try(d, key, token, long)
@@ -134,7 +137,7 @@ func (l *locks) unlock(d driver.Locks, key, token string, want bool) {
 	}
 }
 
-// takeOver waits for a short lock to end by itself. Then token takes it.
+// takeOver waits until a short lock has ended by itself and token has taken the lock. It returns the fence of token.
 func (l *locks) takeOver(d driver.Locks, key, token string) (fence uint64) {
 	l.Helper()
 	won := func() bool {
@@ -249,7 +252,7 @@ func lockOwnToken(l *locks) {
 		}
 	}
 	l.lose(l.B, key, "b#1", long)
-	l.unlock(l.A, key, "a#1", true) // one Unlock is enough: tries are not counted
+	l.unlock(l.A, key, "a#1", true) // one Unlock is enough, however often TryLock has won
 	l.wantLarger(l.win(l.B, key, "b#1", long), fence)
 }
 

@@ -10,7 +10,7 @@ import (
 	"github.com/refill-go/refill"
 )
 
-// These cases use the service through a refill.Locker, as users do.
+// These cases use the lock service through a refill.Locker, as users do.
 var lockerCases = []lockCase{
 	{
 		"locker-excludes",
@@ -60,7 +60,7 @@ func (l *locks) lockers(ttl time.Duration) (a, b *refill.Locker) {
 	return a, b
 }
 
-// lock takes a lock that is free.
+// lock takes a lock, which must be free.
 func (l *locks) lock(lk *refill.Locker, key string) *refill.Lock {
 	l.Helper()
 	lock, err := lk.Lock(l.ctx, key)
@@ -69,7 +69,7 @@ func (l *locks) lock(lk *refill.Locker, key string) *refill.Lock {
 	return lock
 }
 
-// releaseLater ends the renewal of a lock even if the case fails.
+// releaseLater releases the lock at the end of the case. So the renewal of the lock ends even if the case fails.
 func (l *locks) releaseLater(lock *refill.Lock) {
 	l.Cleanup(func() { _ = lock.Release(context.Background()) })
 }
@@ -126,7 +126,7 @@ func lockerWakes(l *locks) {
 		}
 		done <- err
 	}()
-	l.pass(20 * time.Millisecond) // usually it waits by now; if not, it finds the lock free
+	l.pass(20 * time.Millisecond) // by now, b usually waits; otherwise b will find the lock free
 	l.ok(lock.Release(l.ctx), "Release")
 	l.ok(<-done, "Lock after the release of another holder")
 	l.ok(lock.Release(l.ctx), "a second Release")

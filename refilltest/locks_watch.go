@@ -37,8 +37,8 @@ Otherwise its waiter sleeps until the lock would have ended.`,
 	},
 }
 
-// lockWhenWoken takes the lock. It tries again after each wake-up, and only then. It may need several wake-ups, because
-// a wake-up is a hint.
+// lockWhenWoken takes the lock. After a lost try it waits for a wake-up before the next try. It may need several
+// wake-ups, because a wake-up is a hint.
 func (l *locks) lockWhenWoken(d driver.Locks, wake <-chan struct{}, key, token string) {
 	l.Helper()
 	timer := time.NewTimer(patience)
@@ -136,7 +136,7 @@ func watchBreaks(l *locks) {
 	}
 }
 
-// drain takes a wake-up if there is one. A closed channel has none.
+// drain takes a wake-up from the channel, and reports whether there was one. A closed channel has none.
 func drain(wake <-chan struct{}) bool {
 	select {
 	case _, woken := <-wake:
@@ -193,7 +193,7 @@ func lockRace(l *locks) {
 	l.win(l.A, key, "a#1", long)
 }
 
-// alone is the work of a holder: it checks that there is no other holder, and that its fence is the largest so far.
+// alone is called by each holder of the lock. It demands that no other holder is there and that fence is the largest.
 func (l *locks) alone(held *atomic.Int32, last *atomic.Uint64, fence uint64) {
 	if n := held.Add(1); n > 1 {
 		l.Errorf("%d holders of the lock at once", n)

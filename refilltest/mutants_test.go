@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// mutant is a flaw of a place, and the cases that must find it. Other cases may find it as well.
+// mutant names a flaw of a place, and the cases that must find this flaw. Other cases may find the flaw as well.
 type mutant struct{ flaw, foundBy string }
 
 // storeMutants break the rules of driver.Store.
@@ -84,6 +84,21 @@ var storeMutants = []mutant{
 	{"renew-without-lease", "renew-needs-lease-and-claim"},
 	{"renew-creates", "renew-never-creates"},
 	{"renew-any", "renew-not-mine"},
+	{"renew-none-error", "renew-many"},
+	{"renew-only-first", "renew-many"},
+	{"renew-all-or-none", "renew-many"},
+	{"renew-reversed", "renew-many"},
+
+	{"look-takes-lease", "look-takes-nothing"},
+	{"look-takes-claim", "look-takes-nothing"},
+	{"look-own-free", "look-held"},
+	{"look-no-left", "look-held"},
+	{"look-not-noted", "look-noted"},
+	{"look-ignores-record", "look-changed"},
+	{"look-frees-lease", "look-changed"},
+	{"look-ignores-back-off", "look-failure"},
+	{"look-eats-note", "look-failure"},
+	{"look-no-note", "look-failure"},
 
 	{"waiter-not-noted", "publish-announces-if-awaited"},
 	{"waiter-not-noted-force", "publish-announces-if-awaited"},
@@ -127,6 +142,24 @@ var storeMutants = []mutant{
 	{"force-steals", "force-ignores-back-off acquire-left"},
 	{"fail-takes-lease", "fail-lease-taken"},
 	{"fail-drops-value", "fail-keeps-value"},
+	{"force-says-back-off", "force-ignores-back-off"},
+
+	{"note-blocks", "note-leaves-lease-free"},
+	{"note-blocks-try", "note-leaves-lease-free note-replaced"},
+	{"note-unsaid", "note-leaves-lease-free"},
+	{"note-text", "note-text"},
+	{"note-endless", "note-ends"},
+	{"note-zero", "note-ends"},
+	{"note-stays", "note-once"},
+	{"note-any", "note-keeps-lease"},
+	{"note-takes-lease", "note-keeps-lease"},
+	{"note-keeps-first", "note-replaced"},
+	{"invalidate-keeps-note", "note-ended-by-invalidate"},
+	{"expire-keeps-note", "note-ended-by-invalidate"},
+	{"drop-keeps-value", "fail-drops-value"},
+	{"drop-silent", "fail-drops-value"},
+	{"drop-late", "fail-drops-value"},
+	{"drop-any", "fail-drops-own"},
 
 	{"release-keeps-claim", "release-frees release-not-mine"},
 	{"release-silent", "release-frees publish-needs-claim"},
@@ -257,8 +290,8 @@ var lockMutants = []mutant{
 	{"lock-race", "race"},
 }
 
-// A place without a flaw passes the suites, including the cases that need hooks. Each flaw is found by the case whose
-// rule it breaks. Each case finds at least one flaw, because a case that cannot fail is not a test.
+// A place without a flaw must pass the suite, including the cases that need hooks. The case whose rule a flaw breaks
+// must find this flaw. Each case must find at least one flaw, because a case that cannot fail is not a test.
 func TestStoreMutants(t *testing.T) {
 	TestStore(t, StoreHarness{Bubble: true, World: func(t testing.TB) StoreWorld { return newPlace("").storeWorld(t) }})
 	cases := map[string]caseOver{}
@@ -290,7 +323,7 @@ func findFlaws(t *testing.T, cases map[string]caseOver, mutants []mutant) {
 					t.Fatalf("there is no case %s", name)
 				}
 				failed, log := fails(t, cases[name], m.flaw)
-				for try := 1; !failed && try < 20; try++ { // a race may go well by chance
+				for try := 1; !failed && try < 20; try++ { // by chance, a race may show no failure
 					failed, log = fails(t, cases[name], m.flaw)
 				}
 				if !failed {
@@ -309,8 +342,8 @@ func findFlaws(t *testing.T, cases map[string]caseOver, mutants []mutant) {
 	}
 }
 
-// fails runs a case over a broken place, in a bubble and on its own goroutine, because a case that fails ends its
-// goroutine.
+// fails runs a case over a broken place, in a bubble. The case gets a goroutine of its own, because a case that fails
+// ends its goroutine.
 func fails(t *testing.T, run caseOver, flaw string) (failed bool, log string) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &recorder{TB: t}

@@ -1,10 +1,10 @@
 // Package refilltest holds the suites that a backend of refill must pass: [TestStore] for a shared store
 // ([driver.Store]) and [TestLocks] for a lock service ([driver.Locks]). A suite is a table of cases. Each case checks
-// one rule of the interface. When it fails, it prints the rule and what goes wrong in production if a backend breaks
-// it. G1 to G8 in these texts are the guarantees of refill, listed in docs/guarantees.md.
+// one rule of the interface. A case that fails prints its rule, and what goes wrong in production if a backend breaks
+// this rule. G1 to G8 in these texts are the guarantees of refill, listed in docs/guarantees.md.
 //
-// The test gives a suite a function that makes a world. A world is an empty place and two nodes that share this place.
-// The tests of a store in memory, of a fake server and of a real server differ only in that function:
+// A test passes to a suite a function that makes a world. A world is an empty place and two nodes that share this
+// place. The tests of a store in memory, of a fake server and of a real server differ only in that function:
 //
 //	func TestMemory(t *testing.T) {
 //		refilltest.TestStore(t, refilltest.StoreHarness{
@@ -16,12 +16,12 @@
 //		})
 //	}
 //
-// Some cases need a fault, such as a lease without an end. A world provides it through a hook. If a hook is nil, the
-// cases that need it are skipped, and the skip message names the hook.
+// Some cases need a fault, such as a lease without an end. A world provides the fault through a hook. If a hook is
+// nil, the suite skips the cases that need this hook, and the skip message names the hook.
 //
-// An event that must come by itself, such as an announcement, has 5 s to arrive. To show that an event does not come, a
-// case waits for a later event instead of a fixed time. The clock of a store is compared only with itself, so it may be
-// years away from the clock of the process.
+// An event that must come by itself, such as an announcement, has 5 s to arrive. To show that an event does not come,
+// a case waits for a later event, not for a fixed time. The cases compare the clock of a store only with itself, so
+// the store's clock may be years away from the clock of the process.
 package refilltest
 
 import (
@@ -33,11 +33,12 @@ import (
 
 const (
 	long     = time.Minute     // a lease or claim that does not end within a case
-	patience = 5 * time.Second // for what must come by itself: an announcement, a wake-up
+	patience = 5 * time.Second // how long an announcement or a wake-up may take
 	callTime = 30 * time.Second
 )
 
-// defaultShort is a lease that a case can wait for. A few calls must fit into it, even on a busy machine.
+// defaultShort is the ttl of a lease whose end a case waits for. A few calls must fit into this time, even on a busy
+// machine.
 const defaultShort = 400 * time.Millisecond
 
 // inBubble runs body, inside a bubble if bubble is true. Call inBubble inside t.Run, because t.Run is not allowed in a
@@ -82,8 +83,8 @@ func newClock(short time.Duration, pass func(time.Duration)) clock {
 	return clock{short, pass}
 }
 
-// runOut lets a short lease end and reports whether over becomes true. An exact server needs no extra time. A server
-// that checks its leases only now and then gets the time of two more leases.
+// runOut waits until a lease of length short must have ended, and reports whether over becomes true. A server that
+// ends its leases late gets up to two more times short.
 func (c clock) runOut(over func() bool) bool {
 	c.pass(c.short)
 	for range 20 {
@@ -128,7 +129,7 @@ func wait(t testing.TB, event <-chan struct{}, what string) {
 	}
 }
 
-// call is one method, which the case calls with a ctx of its choice.
+// call is a call of one method. The case chooses the ctx.
 type call struct {
 	name string
 	do   func(ctx context.Context) error

@@ -25,7 +25,8 @@ func TestMemoryLocks(t *testing.T) {
 	TestLocks(t, LockHarness{World: memoryLocks, Bubble: true})
 }
 
-// Outside a bubble, goroutines are scheduled as in production, and time is real.
+// TestMemoryRealTime runs the suites outside a bubble. There, goroutines are scheduled as in production, and time is
+// real.
 func TestMemoryRealTime(t *testing.T) {
 	TestStore(t, StoreHarness{World: memoryWorld, Short: 200 * time.Millisecond})
 	TestLocks(t, LockHarness{World: memoryLocks, Short: 200 * time.Millisecond})

@@ -14,46 +14,46 @@ import (
 // StoreHarness tells [TestStore] how to make the stores that it tests.
 type StoreHarness struct {
 	// World makes an empty place and two nodes that share it. TestStore calls World once per case, inside the bubble if
-	// there is one. World closes in t.Cleanup what it has opened. Worlds of different cases must not share keys.
+	// there is one. With t.Cleanup, World closes all that it has opened. Worlds of different cases must not share keys.
 	World func(t testing.TB) StoreWorld
 
-	// Bubble runs each case inside testing/synctest. Everything that World makes lives in the bubble, and a goroutine that
-	// is left behind fails the case. Use it for a Store without a network, or over a fake network.
+	// Bubble runs each case inside testing/synctest. Everything that World makes lives in the bubble, and a goroutine
+	// that is left behind fails the case. Use Bubble for a Store without a network, or over a fake network.
 	Bubble bool
 
-	// Short is a lease time. Some thirty cases wait until a lease of this length ends. A few calls must fit into it.
-	// Default 400 ms.
+	// Short is the ttl of a lease whose end a case waits for. Some thirty cases wait for such an end. A few calls must
+	// fit into this time. Default 400 ms.
 	Short time.Duration
 }
 
 // StoreWorld is one place that two nodes share.
 type StoreWorld struct {
-	// A and B are two nodes: Stores over the same place, each with its own connections. They may be the same Store if it
-	// has no connections.
+	// A and B are two nodes: Stores over the same place, each with its own connections. A and B may be one Store if the
+	// Store has no connections.
 	A, B driver.Store
 
 	// Pass lets time pass for the server. Nil means time.Sleep, which is right for a real server and inside a bubble. For
 	// miniredis, use its FastForward.
 	Pass func(d time.Duration)
 
-	// Plant sets the lease, the claim or the tag state of key to data, without an end. For a tag state, data is foreign
-	// bytes. Nil if the place does not allow it.
+	// Plant sets the lease, the claim or the tag state of key to data, without an end. As a tag state, data is foreign
+	// bytes. Nil if the place does not allow this.
 	Plant func(key string, part Part, data string)
 
-	// Garble replaces that part of key by a value of a foreign type, which the store cannot read (in Redis: a list). Nil
-	// if the place does not allow it.
+	// Garble replaces the given part of key by a value of a foreign type, which the store cannot read (in Redis: a
+	// list). Nil if the place does not allow this.
 	Garble func(key string, part Part)
 
 	// Silence(true) makes the server keep its connections and answer nothing (in Redis: CLIENT PAUSE, SIGSTOP, a proxy).
-	// Silence(false) ends that. Nil if the place does not allow it.
+	// Silence(false) makes the server answer again. Nil if the place does not allow this.
 	Silence func(silent bool)
 
-	// Break cuts the connections of all subscriptions (in Redis: CLIENT KILL TYPE pubsub). The connections can be made
-	// again at once. Nil if the place does not allow it.
+	// Break cuts the connections of all subscriptions (in Redis: CLIENT KILL TYPE pubsub). The store can connect again
+	// at once. Nil if the place does not allow this.
 	Break func()
 
 	// Full(true) makes the store reject every write that needs room (in Redis: CONFIG SET maxmemory 1 with noeviction).
-	// Full(false) ends that. Nil if the place does not allow it.
+	// Full(false) makes room again. Nil if the place does not allow this.
 	Full func(full bool)
 }
 
@@ -84,8 +84,8 @@ type storeCase struct {
 }
 
 func storeCases() []storeCase {
-	return slices.Concat(valueCases, acquireCases, leaseCases, renewCases, publishCases, announceCases, failCases,
-		releaseCases, awaitedCases, invalidateCases, tagCases, subscribeCases, raceCases, hookCases)
+	return slices.Concat(valueCases, acquireCases, lookCases, leaseCases, renewCases, publishCases, announceCases,
+		failCases, noteCases, releaseCases, awaitedCases, invalidateCases, tagCases, subscribeCases, raceCases, hookCases)
 }
 
 func (c storeCase) test(t testing.TB, h StoreHarness) {
@@ -108,7 +108,7 @@ type stores struct {
 // key is the key of most cases.
 const key = "product:42"
 
-// request is the request of a fill that has seen the current record.
+// request returns the request of a fill that has seen the current record.
 func (s *stores) request(
 	st driver.Store, key, token string, ttl time.Duration, mode driver.Mode,
 ) driver.AcquireRequest {
@@ -128,14 +128,14 @@ func (s *stores) acquire(st driver.Store, req driver.AcquireRequest) driver.Acqu
 func (s *stores) wantAcquired(st driver.Store, req driver.AcquireRequest) driver.AcquireResult {
 	s.Helper()
 	r := s.acquire(st, req)
-	if r.State != driver.Acquired {
+	if r.State != driver.Acquired || r.Failure != "" {
 		s.Fatalf("Acquire(%q, %s), mode %s, with %q seen = %s, want Acquired: the lease is free, the record is the one seen",
 			req.Key, req.Token, modeText(req.Mode), req.Seen, acquireText(r))
 	}
 	return r
 }
 
-// acquireKey asks for lease and claim, with the current record as seen.
+// acquireKey sends an Acquire of a fill that has seen the current record.
 func (s *stores) acquireKey(
 	st driver.Store, key, token string, ttl time.Duration, mode driver.Mode,
 ) driver.AcquireResult {
@@ -189,10 +189,15 @@ func (s *stores) fill(st driver.Store, key, token string, data []byte) {
 	s.publish(st, key, token, data, driver.Stored)
 }
 
-// fail ends the fill of token with a failure.
+// fail ends the fill of token with a failure, and leaves a back-off for ttl.
 func (s *stores) fail(st driver.Store, key, token, failure string, ttl time.Duration) {
 	s.Helper()
-	s.ok(st.Fail(s.ctx, key, token, failure, ttl), "Fail(%q, %s)", key, token)
+	s.failWith(st, driver.FailRequest{Key: key, Token: token, Failure: failure, TTL: ttl, HoldAll: true})
+}
+
+func (s *stores) failWith(st driver.Store, r driver.FailRequest) {
+	s.Helper()
+	s.ok(st.Fail(s.ctx, r), "Fail(%q, %s)", r.Key, r.Token)
 }
 
 func (s *stores) release(st driver.Store, key, token string) {
@@ -210,14 +215,23 @@ func (s *stores) expire(st driver.Store, by string, keys ...string) {
 	s.ok(st.Expire(s.ctx, by, keys...), "Expire(%q)", keys)
 }
 
-// renew renews the lease for long and demands the answer.
+// renew renews the lease for long, and demands that Renew returns want.
 func (s *stores) renew(st driver.Store, key, token string, want bool) {
 	s.Helper()
-	mine, err := st.Renew(s.ctx, key, token, long)
-	s.ok(err, "Renew(%q, %s)", key, token)
-	if mine != want {
+	if mine := s.renewMany(st, driver.Lease{Key: key, Token: token})[0]; mine != want {
 		s.Fatalf("Renew(%q, %s) = %v, want %v", key, token, mine, want)
 	}
+}
+
+// renewMany renews many leases for long, and demands one result per lease.
+func (s *stores) renewMany(st driver.Store, leases ...driver.Lease) []bool {
+	s.Helper()
+	mine, err := st.Renew(s.ctx, long, leases...)
+	s.ok(err, "Renew(%v)", leases)
+	if len(mine) != len(leases) {
+		s.Fatalf("Renew of %d leases returns %d results", len(leases), len(mine))
+	}
+	return mine
 }
 
 func (s *stores) get(st driver.Store, key string) []byte {
@@ -238,7 +252,7 @@ func (s *stores) wantValue(key string, want []byte) {
 	}
 }
 
-// takeOver waits for the short lease of key to end by itself. Then token takes it.
+// takeOver waits until the short lease of key has ended by itself and token has taken the lease.
 func (s *stores) takeOver(st driver.Store, key, token string) {
 	s.Helper()
 	if !s.runOut(func() bool { return s.acquireKey(st, key, token, long, driver.Wait).State == driver.Acquired }) {
@@ -253,7 +267,7 @@ func (s *stores) overtaken(key, slow, next string) {
 	s.takeOver(s.B, key, next)
 }
 
-// leaseEnded prepares key: the lease of token has ended, its claim is still valid.
+// leaseEnded prepares key: the lease of token has ended, but the claim of token is still valid.
 func (s *stores) leaseEnded(key, token string) {
 	s.Helper()
 	s.start(s.A, key, token, s.short)
@@ -268,17 +282,13 @@ func (s *stores) letLeaseEnd(key, token string) {
 	s.renew(s.A, key, token, false)
 }
 
-// claimEnded prepares key: the claim of token has ended, its lease has not.
+// claimEnded prepares key: the claim of token has ended, but the lease of token has not.
 func (s *stores) claimEnded(key, token string) {
 	s.Helper()
 	req := s.request(s.A, key, token, long, driver.Wait)
 	req.ClaimTTL = s.short
 	s.wantAcquired(s.A, req)
-	over := func() bool {
-		mine, err := s.A.Renew(s.ctx, key, token, long)
-		s.ok(err, "Renew(%q, %s)", key, token)
-		return !mine
-	}
+	over := func() bool { return !s.renewMany(s.A, driver.Lease{Key: key, Token: token})[0] }
 	if !s.runOut(over) {
 		s.Fatalf("Renew(%q, %s) still succeeds long after the end of the claim of %v", key, token, s.short)
 	}
@@ -297,7 +307,7 @@ func (s *stores) ok(err error, call string, args ...any) {
 	}
 }
 
-// record is a record as a Loader would make it.
+// record returns a record as a Loader would make it.
 func (s *stores) record(token, payload string) []byte {
 	s.Helper()
 	began := time.Unix(1_700_000_000, 0)
@@ -312,11 +322,11 @@ func (s *stores) record(token, payload string) []byte {
 
 func acquireText(r driver.AcquireResult) string {
 	return fmt.Sprintf("%s{Now: %v, Record: %s, Holder: %q, Failure: %q, Left: %v}",
-		nameOf(int(r.State), "Acquired", "Changed", "Held"), r.Now, shown(r.Record), r.Holder, r.Failure, r.Left)
+		nameOf(int(r.State), "Acquired", "Changed", "Held", "Free"), r.Now, shown(r.Record), r.Holder, r.Failure, r.Left)
 }
 
 func modeText(m driver.Mode) string {
-	return nameOf(int(m), "Try", "Wait", "Force")
+	return nameOf(int(m), "Try", "Wait", "Force", "Look")
 }
 
 func publishText(p driver.PublishResult) string {

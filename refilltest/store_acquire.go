@@ -89,7 +89,7 @@ another.`,
 	},
 }
 
-// modes are all modes of Acquire.
+// modes are all modes in which Acquire may take the lease.
 func modes() []driver.Mode { return []driver.Mode{driver.Try, driver.Wait, driver.Force} }
 
 func acquireExclusive(s *stores) {
@@ -143,19 +143,19 @@ func acquireReplayed(s *stores) {
 			}
 		}
 		first := s.wantAcquired(s.A, req).Now
-		time.Sleep(time.Millisecond) // the moments must differ; Pass may move only the ends of keys, not the clock
+		time.Sleep(time.Millisecond) // two claims must differ in their moments; Pass may leave the clock unchanged
 		if again := s.wantAcquired(s.A, req).Now; !again.Equal(first) {
 			s.Fatalf("repeated Acquire, mode %s: Now = %v, want %v as before", modeText(mode), again, first)
 		}
 		s.invalidate(s.B, "b#1", key)
-		s.wantAcquired(s.A, req) // the copy
+		s.wantAcquired(s.A, req) // the network delivers a late copy of the request
 		publish(first, driver.Rejected)
 		s.wantValue(key, nil)
 		s.start(s.B, key, "b#2", long) // the rejected fill left no lease
 		s.release(s.B, key, "b#2")
 
 		first = s.wantAcquired(s.A, req).Now
-		time.Sleep(time.Millisecond) // the moments must differ; Pass may move only the ends of keys, not the clock
+		time.Sleep(time.Millisecond) // two claims must differ in their moments; Pass may leave the clock unchanged
 		s.wantAcquired(s.A, req)
 		publish(first, driver.Stored)
 		s.invalidate(s.B, "b#3", key)
@@ -172,7 +172,7 @@ func acquireLeft(s *stores) {
 	s.wantRunning(s.A, key, "a#1")
 }
 
-// wantLife demands a remaining life of at most ttl, and not much less, because it has just begun.
+// wantLife demands a remaining life of at most ttl, and not much less than ttl, because the life has just begun.
 func (s *stores) wantLife(what string, left, ttl time.Duration) {
 	s.Helper()
 	if left <= ttl-callTime || left > ttl {
@@ -202,7 +202,7 @@ func acquireSeen(s *stores) {
 		s.wantValue(key, s.record("a#1", "v1"))
 		s.publish(s.B, key, "b#1", s.record("b#1", "v2"), driver.Stored)
 		s.invalidate(s.A, "a#2", key)
-		req.Token, req.Seen = "a#3", "b#1" // the record that was seen is gone
+		req.Token, req.Seen = "a#3", "b#1" // a#3 has seen the record of b#1, which is gone
 		s.wantAcquired(s.A, req)
 		s.invalidate(s.A, "a#4", key)
 	}

@@ -38,7 +38,7 @@ func (s *stores) publishIfAwaited(token string) {
 	s.wantValue(key, p.Record)
 }
 
-// wantFilled demands the announcement of what publishIfAwaited has published.
+// wantFilled demands the announcement of the record that publishIfAwaited has published.
 func (sub *subscription) wantFilled(token string) {
 	sub.s.Helper()
 	sub.want(driver.Announcement{Kind: driver.Filled, Key: key, Token: token, Record: sub.s.record(token, "x")})
@@ -94,8 +94,8 @@ func publishAfterLeaseEnd(s *stores) {
 	sub.wantNoMore(key)
 }
 
-// A store may record in the lease itself that the lease is awaited. These cases find a store that then no longer
-// recognizes the token of the lease.
+// A store may record in the lease itself that the lease is awaited. A broken store then no longer recognizes the
+// token in the lease. These cases find such a store.
 var awaitedCases = []storeCase{
 	{
 		"acquire-awaited",
@@ -172,7 +172,7 @@ func acquireAwaited(s *stores) {
 func leaseEndsAwaited(s *stores) {
 	s.start(s.A, key, "a#1", s.short)
 	s.await(s.B, key, "b#1", "a#1")
-	// Try, because Wait and Force would take a lease without an end.
+	// The mode is Try, because Wait and Force would also take a lease that has no end.
 	if !s.runOut(func() bool { return s.acquireKey(s.B, key, "b#1", long, driver.Try).State == driver.Acquired }) {
 		s.Fatalf("Acquire is not Acquired long after the end of the awaited lease of %v", s.short)
 	}

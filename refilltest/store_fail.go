@@ -46,7 +46,7 @@ failure, or its waiters sleep. A load that outlived its claim must not leave its
 	{
 		"force-ignores-back-off",
 		`In mode Force a back-off counts as free, because Loader.Refresh must load now. The lease of a holder does not,
-because one load at a time is the promise (G1).`,
+because one load at a time is the promise (G1). The failure of the back-off is not returned: it is not a note.`,
 		forceIgnoresBackOff,
 	},
 	{
@@ -125,7 +125,7 @@ func failNoBackOff(s *stores) {
 
 func failNotMine(s *stores) {
 	sub := s.subscribe(s.B, "product")
-	s.fail(s.A, key, "a#1", "boom", long) // neither lease nor claim
+	s.fail(s.A, key, "a#1", "boom", long) // a#1 has neither lease nor claim
 	s.start(s.B, key, "b#1", long)
 	s.fail(s.A, key, "a#1", "boom", long)
 	s.fail(s.A, key, "a#1", "boom", 0)
@@ -154,8 +154,8 @@ func failLeaseOrClaim(s *stores) {
 func forceIgnoresBackOff(s *stores) {
 	s.start(s.A, key, "a#1", long)
 	s.fail(s.A, key, "a#1", "boom", long)
-	if r := s.acquireKey(s.B, key, "b#1", long, driver.Force); r.State != driver.Acquired {
-		s.Fatalf("Acquire during a back-off, mode Force: %s, want Acquired", acquireText(r))
+	if r := s.acquireKey(s.B, key, "b#1", long, driver.Force); r.State != driver.Acquired || r.Failure != "" {
+		s.Fatalf("Acquire during a back-off, mode Force: %s, want Acquired without a failure", acquireText(r))
 	}
 	s.wantHeld(s.acquireKey(s.A, key, "a#2", long, driver.Force), "b#1")
 	s.wantRunning(s.B, key, "b#1")
@@ -197,7 +197,7 @@ func releaseFrees(s *stores) {
 		s.publish(s.A, key, "a#1", s.record("a#1", "x"), driver.Rejected)
 		s.release(s.A, key, "a#1")
 	}
-	s.claimEnded(key, "a#2") // the lease only
+	s.claimEnded(key, "a#2") // a#2 has only the lease
 	s.release(s.A, key, "a#2")
 	sub.want(driver.Announcement{Kind: driver.Released, Key: key, Token: "a#2"})
 	s.wantValue(key, v1)
@@ -214,13 +214,13 @@ func releaseNotMine(s *stores) {
 	sub.want(driver.Announcement{Kind: driver.Released, Key: key, Token: "b#1"})
 
 	s.leaseEnded(key, "a#2")
-	s.release(s.A, key, "a#2") // the claim only
+	s.release(s.A, key, "a#2") // a#2 has only the claim
 	sub.want(driver.Announcement{Kind: driver.Released, Key: key, Token: "a#2"})
 	s.publish(s.A, key, "a#2", s.record("a#2", "x"), driver.Rejected)
 	s.wantValue(key, nil)
 
 	s.overtaken(key, "a#3", "b#2")
-	s.release(s.A, key, "a#3") // neither
+	s.release(s.A, key, "a#3") // a#3 has neither lease nor claim
 	s.lose(s.A, key, "a#4", "b#2")
 	s.wantRunning(s.B, key, "b#2")
 	sub.wantNoMore(key)

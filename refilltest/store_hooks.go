@@ -6,7 +6,7 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// These cases need a fault that the world provides through a hook. Without the hook they are skipped.
+// These cases need a fault that the world provides through a hook. Without the hook, the case is skipped.
 var hookCases = []storeCase{
 	{
 		"endless-lease",
@@ -123,7 +123,7 @@ func (s *stores) leaseTaken(slow, next string) {
 func publishLeaseTaken(s *stores) {
 	sub := s.subscribe(s.B, "product")
 	s.leaseTaken("a#1", "b#1")
-	s.publishIfAwaited("a#1") // its own lease has ended, so it must be announced
+	s.publishIfAwaited("a#1") // the lease of a#1 has ended, so this Publish must be announced
 	sub.wantFilled("a#1")
 	req := driver.AcquireRequest{Key: key, Token: "b#1", LeaseTTL: long, ClaimTTL: long}
 	for _, req.Mode = range []driver.Mode{driver.Wait, driver.Force} {
@@ -134,8 +134,8 @@ func publishLeaseTaken(s *stores) {
 	sub.wantNoMore(key)
 }
 
-// wantSuccessor demands that b#1 still has the lease after the end of a#1's fill and can continue, and that there was
-// no further announcement.
+// wantSuccessor is called when the fill of a#1 has ended. It demands that b#1 still has the lease and can continue,
+// and that no further announcement was made.
 func (s *stores) wantSuccessor(sub *subscription) {
 	s.Helper()
 	s.lose(s.A, key, "a#2", "b#1")
@@ -240,8 +240,8 @@ func (s *stores) wantReplaced(put func()) {
 	}
 }
 
-// storeFull accepts that the record is stored. Redis checks its memory only before the first write of a script, and
-// here the first write frees memory.
+// storeFull also accepts that the record is stored. Redis checks its memory only before the first write of a script,
+// and the first write of Publish frees memory.
 func storeFull(s *stores) {
 	needs(s, "StoreWorld.Full", s.Full != nil)
 	s.start(s.A, key, "a#1", long)
@@ -277,7 +277,8 @@ func silentServer(s *stores) {
 		wantGivesUp(s, s.ctx, c)
 	}
 	silent(false)
-	// The server may still be running the calls of that time, or the connections must be made again.
+	// The server may still be running the calls that were sent while it was silent, or the store may have to connect
+	// again.
 	answers := func() bool { _, err := s.A.Get(s.ctx, key); return err == nil }
 	for deadline := time.Now().Add(patience); !answers(); <-time.After(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
@@ -298,7 +299,7 @@ func brokenSubscription(s *stores) {
 			s.Fatalf("after a break the next announcement is %s, want Disconnected", announcementText(n))
 		}
 		for n := sub.next("Subscribed"); n.Kind != driver.Subscribed; n = sub.next("Subscribed") {
-			if n.Kind != driver.Disconnected { // it may take several tries
+			if n.Kind != driver.Disconnected { // the store may need several tries to connect again
 				s.Fatalf("after a break the next announcement is %s, want Subscribed", announcementText(n))
 			}
 		}

@@ -62,7 +62,7 @@ func invalidateDeletes(s *stores) {
 	s.publish(s.B, key, "b#2", s.record("b#2", "new"), driver.Stored)
 	s.wantValue(key, s.record("b#2", "new"))
 
-	s.start(s.A, key, "a#3", long) // no other fill comes between
+	s.start(s.A, key, "a#3", long) // until Publish, no other fill takes the claim
 	s.invalidate(s.A, "a#4", key)
 	s.publish(s.A, key, "a#3", s.record("a#3", "old"), driver.Rejected)
 	s.wantValue(key, nil)
@@ -83,7 +83,7 @@ func expireRejectsLoads(s *stores) {
 	s.publish(s.B, key, "b#2", s.record("b#2", "new"), driver.Stored)
 	s.wantValue(key, s.record("b#2", "new"))
 
-	s.start(s.A, key, "a#3", long) // no other fill comes between
+	s.start(s.A, key, "a#3", long) // until Publish, no other fill takes the claim
 	s.expire(s.A, "a#4", key)
 	s.publish(s.A, key, "a#3", s.record("a#3", "old"), driver.Rejected)
 
@@ -106,8 +106,8 @@ func invalidateEndsBackOff(s *stores) {
 	}
 }
 
-// offUnchanged is the offset of the bytes of a record that Expire does not change. The magic and ExpiredAt come before
-// them.
+// offUnchanged is the offset at which the unchanged bytes of a record begin after Expire. The magic and ExpiredAt
+// come before this offset.
 const offUnchanged = 11
 
 func expireMarksOnce(s *stores) {

@@ -1,6 +1,10 @@
 package refilltest
 
-import "github.com/refill-go/refill/driver"
+import (
+	"fmt"
+
+	"github.com/refill-go/refill/driver"
+)
 
 var leaseCases = []storeCase{
 	{
@@ -92,6 +96,13 @@ while no node loads.`,
 of the next holder, and that lease stays even if its holder has died.`,
 		renewNotMine,
 	},
+	{
+		"renew-many",
+		`Renew of many leases renews each of them: mine[i] is about leases[i], also if a lease is listed twice, and without
+leases there is nothing to do. A result that is about another lease makes a node keep a load that it has lost, and give
+up one that it has.`,
+		renewMany,
+	},
 }
 
 func renewExtends(s *stores) {
@@ -110,11 +121,11 @@ func renewNeedsLeaseAndClaim(s *stores) {
 	s.renew(s.A, key, "a#1", false)
 
 	s.leaseEnded(key, "a#2")
-	s.renew(s.A, key, "a#2", false) // the claim only
+	s.renew(s.A, key, "a#2", false) // a#2 has only the claim
 	s.invalidate(s.B, "b#2", key)
 
 	s.claimEnded(key, "a#3")
-	s.renew(s.A, key, "a#3", false) // the lease only
+	s.renew(s.A, key, "a#3", false) // a#3 has only the lease
 	s.lose(s.B, key, "b#3", "a#3")
 }
 
@@ -126,8 +137,38 @@ func renewNeverCreates(s *stores) {
 	s.release(s.B, key, "b#1")
 
 	s.leaseEnded(key, "a#3")
-	s.renew(s.A, key, "a#3", false) // its claim is valid, the lease is free
+	s.renew(s.A, key, "a#3", false) // the claim of a#3 is valid, the lease is free
 	s.start(s.B, key, "b#3", long)
+}
+
+func renewMany(s *stores) {
+	const n = 9 // few enough for a fake network that buffers nothing
+	var leases []driver.Lease
+	for i := range n {
+		l := driver.Lease{Key: fmt.Sprint("product:", i), Token: fmt.Sprint("a#", i)}
+		if i%3 != 0 { // the other leases are not taken
+			s.start(s.A, l.Key, l.Token, s.short)
+		}
+		leases = append(leases, l)
+	}
+	s.start(s.B, key, "b#1", long)
+	leases = append(leases, driver.Lease{Key: key, Token: "a#1"}, leases[1], leases[0])
+	mine := s.renewMany(s.A, leases...)
+	for i, l := range leases {
+		want := i < n && i%3 != 0 || i == n+1 // leases[1] is listed twice
+		if mine[i] != want {
+			s.Fatalf("Renew of %d leases: mine[%d] = %v for %v, want %v", len(leases), i, mine[i], l, want)
+		}
+	}
+	s.pass(3 * s.short)
+	for i, l := range leases[:n] {
+		if i%3 != 0 {
+			s.lose(s.B, l.Key, "b#2", l.Token)
+		}
+	}
+	if mine, err := s.A.Renew(s.ctx, long); err != nil || len(mine) != 0 {
+		s.Fatalf("Renew without leases = %v, %v, want no result and no error", mine, err)
+	}
 }
 
 func renewNotMine(s *stores) {

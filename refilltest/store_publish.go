@@ -33,9 +33,9 @@ Otherwise a holder that was overtaken frees the lease of the new holder, and a t
 
 func publishNeedsClaim(s *stores) {
 	sub := s.subscribe(s.B, "product")
-	s.publish(s.A, key, "a#1", s.record("a#1", "x"), driver.Rejected) // neither lease nor claim
+	s.publish(s.A, key, "a#1", s.record("a#1", "x"), driver.Rejected) // a#1 has neither lease nor claim
 	s.claimEnded(key, "a#2")
-	s.publish(s.A, key, "a#2", s.record("a#2", "x"), driver.Rejected) // the lease only
+	s.publish(s.A, key, "a#2", s.record("a#2", "x"), driver.Rejected) // a#2 has only the lease
 	sub.want(driver.Announcement{Kind: driver.Released, Key: key, Token: "a#2"})
 	s.wantValue(key, nil)
 	s.start(s.B, key, "b#1", long)

@@ -69,13 +69,19 @@ func (s *stores) calls(key, free string) []call {
 		{"Acquire in mode Try", acquire(free, "a#3", driver.Try)},
 		{"Acquire in mode Wait", acquire(free, "a#3", driver.Wait)},
 		{"Acquire in mode Force", acquire(free, "a#3", driver.Force)},
+		{"Acquire in mode Look", acquire(free, "a#3", driver.Look)},
 		{"Acquire by the holder", acquire(key, "a#2", driver.Wait)},
-		{"Renew", func(ctx context.Context) error { _, err := s.A.Renew(ctx, key, "a#2", long); return err }},
+		{"Renew", func(ctx context.Context) error {
+			_, err := s.A.Renew(ctx, long, driver.Lease{Key: key, Token: "a#2"})
+			return err
+		}},
 		{"Publish", func(ctx context.Context) error {
 			_, err := s.A.Publish(ctx, driver.PublishRequest{Key: key, Token: "a#2", Record: rec, Keep: long})
 			return err
 		}},
-		{"Fail", func(ctx context.Context) error { return s.A.Fail(ctx, key, "a#2", "boom", long) }},
+		{"Fail", func(ctx context.Context) error {
+			return s.A.Fail(ctx, driver.FailRequest{Key: key, Token: "a#2", Failure: "boom", TTL: long})
+		}},
 		{"Release", func(ctx context.Context) error { return s.A.Release(ctx, key, "a#2") }},
 		{"Invalidate", func(ctx context.Context) error { return s.A.Invalidate(ctx, "a#4", key, free) }},
 		{"Expire", func(ctx context.Context) error { return s.A.Expire(ctx, "a#4", key, free) }},
@@ -87,7 +93,7 @@ func (s *stores) calls(key, free string) []call {
 	}
 }
 
-// The number of racers is large enough for them to meet, and small enough for a laptop.
+// With these numbers the steps of different fills meet each other, and a laptop can still run the cases.
 const (
 	racers = 16
 	rounds = 25
@@ -100,7 +106,7 @@ func (s *stores) node(i int) driver.Store {
 	return s.B
 }
 
-// raceOneWinner invalidates nothing and lets no lease end, so lease and claim alone decide.
+// raceOneWinner invalidates nothing and lets no lease end. So only lease and claim decide which fill is stored.
 func raceOneWinner(s *stores) {
 	var (
 		running atomic.Int32
@@ -179,7 +185,7 @@ func raceInvalidate(s *stores) {
 	}
 }
 
-// number is a row of the database.
+// number is a row of a database. It contains a number that only rises.
 type number struct {
 	key string
 	now atomic.Int64
@@ -209,8 +215,8 @@ func (s *stores) raceRow(row *number, nodes int) {
 	wg.Wait()
 }
 
-// fillNumber publishes the number as it is when the load begins. Some loads are quick. The other loads wait until the
-// number has been raised, but not for ever.
+// fillNumber publishes the number that it reads when the load begins. Some loads then end at once. The other loads
+// first wait a while for the number to be raised.
 func (s *stores) fillNumber(st driver.Store, token string, round int, row *number) error {
 	runtime.Gosched()
 	rec, err := st.Get(s.ctx, row.key)
@@ -258,7 +264,7 @@ func (s *stores) raiseNumber(st driver.Store, by string, expire bool, row *numbe
 		runtime.Gosched()
 		r, err := driver.DecodeRecord(b)
 		if err != nil || !r.ExpiredAt.IsZero() {
-			continue // no value, or no fresh one
+			continue // there is no value, or no fresh value
 		}
 		n, err := strconv.ParseInt(string(r.Payload), 10, 64)
 		if err != nil || n < mine {

@@ -202,8 +202,8 @@ func subscribeStop(s *stores) {
 		}
 	})
 	wait(s, subscribed, "Subscribed")
-	// The calls run on a goroutine of their own. handle must not block, but here it does, so any call of the store may
-	// wait for handle.
+	// The calls of Invalidate run on a goroutine of their own. handle blocks here, which it must not do, so any call of
+	// the store may wait for handle.
 	go func() {
 		defer close(announced)
 		for range burst {
@@ -228,7 +228,7 @@ func subscribeStop(s *stores) {
 		sub.want(driver.Announcement{Kind: driver.Invalidated, Key: key, Token: "b#1"})
 	}
 	sub.wantNoMore(key)
-	for range 3 { // so that a handle that runs after stop is noticed
+	for range 3 { // gives a handle that wrongly runs after stop the time to run
 		letOthersRun()
 	}
 	if late.Load() {
@@ -265,7 +265,7 @@ func (s *stores) subscribe(st driver.Store, name string) *subscription {
 		}
 		select {
 		case sub.announcements <- n:
-		default: // the store never stops announcing
+		default: // only a broken store announces so much
 		}
 	}))
 	s.Cleanup(sub.stop)
@@ -275,7 +275,7 @@ func (s *stores) subscribe(st driver.Store, name string) *subscription {
 	return sub
 }
 
-// next waits for the next announcement. want describes it in the failure message.
+// next waits for the next announcement. The failure message contains want, which describes that announcement.
 func (sub *subscription) next(want string) driver.Announcement {
 	sub.s.Helper()
 	timer := time.NewTimer(patience)
@@ -297,9 +297,9 @@ func (sub *subscription) want(want driver.Announcement) {
 	}
 }
 
-// wantNoMore demands that no other announcement about key is left. It does not wait for a fixed time, because
-// announcements about one key come in order: it invalidates the key and demands that the next announcement is about
-// this Invalidate.
+// wantNoMore demands that no other announcement about key is left. It invalidates the key, and demands that the next
+// announcement is about this Invalidate. It need not wait for a fixed time, because announcements about one key come
+// in order.
 func (sub *subscription) wantNoMore(key string) {
 	sub.s.Helper()
 	sub.s.invalidate(sub.s.A, "end#1", key)
@@ -318,7 +318,7 @@ func announcementText(n driver.Announcement) string {
 		kind, shown([]byte(n.Key)), n.Token, n.Replaced, shown(n.Record), n.Failure, n.At, n.Err)
 }
 
-// shown is b in readable form. A long b is cut.
+// shown returns b in readable form. It cuts a long b.
 func shown(b []byte) string {
 	const most = 48
 	switch {

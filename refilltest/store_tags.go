@@ -163,8 +163,8 @@ func (s *stores) wantUnknown(tags ...string) {
 	}
 }
 
-// moment returns the start time of a load that begins now, by the clock of the store. It first lets some time pass, so
-// moments differ.
+// moment returns the start time of a load that begins now, by the clock of the store. It first lets some time pass,
+// so that two moments differ.
 func (s *stores) moment() time.Time {
 	s.Helper()
 	const key, token = "clock:1", "clock#1" // a name without a subscription
@@ -174,7 +174,7 @@ func (s *stores) moment() time.Time {
 	return now
 }
 
-// wantBetween demands that a moment lies between the beginnings of two loads.
+// wantBetween demands that the moment at lies between the beginnings of two loads.
 func (s *stores) wantBetween(what string, at, before, after time.Time) {
 	s.Helper()
 	if at.Before(before) || at.After(after) {
@@ -237,8 +237,8 @@ func ensureKeeps(s *stores) {
 	s.wantTag(blue, other)
 }
 
-// tagChanged checks what InvalidateTags and ExpireTags have in common: for a known tag, for an unknown tag, and for a
-// tag that was changed before.
+// tagChanged checks the rules that InvalidateTags and ExpireTags have in common. It checks these rules for a known
+// tag, for an unknown tag, and for a tag that was changed before.
 func (s *stores) tagChanged(c tagChange) {
 	s.Helper()
 	sub := s.subscribe(s.B, "product")
@@ -390,8 +390,8 @@ func tagsAgree(s *stores) {
 	}
 }
 
-// raceTags runs calls of each kind at the same time on an unknown tag, because on an unknown tag the calls overwrite
-// most. Each call starts first in some rounds.
+// raceTags runs EnsureTags, InvalidateTags and ExpireTags at the same time on an unknown tag, because these calls
+// write most if the tag is unknown. Each call starts first in some rounds.
 func raceTags(s *stores) {
 	for r := range rounds {
 		tag, start := fmt.Sprintf("product:%d", r), s.moment()

@@ -92,7 +92,7 @@ func getBytes(s *stores) {
 		if !bytes.Equal(sent, data) {
 			s.Fatalf("Publish changed the record that it was given: %s", shown(sent))
 		}
-		clear(sent) // the slice belongs to the caller again
+		clear(sent) // after Publish, the slice belongs to the caller again
 		s.wantValue(key, data)
 		clear(s.get(s.A, key))
 		s.wantValue(key, data)
@@ -189,7 +189,8 @@ func keepEnds(s *stores) {
 	}
 }
 
-// oddKeys are keys that become equal in a store that concatenates parts, quotes, or matches patterns.
+// oddKeys returns different keys. Some of them become equal in a store that concatenates parts, quotes keys, or
+// matches patterns.
 func oddKeys() []string {
 	kilo := strings.Repeat("k", 1<<10)
 	keys := []string{

@@ -7,12 +7,12 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// The format of an announcement, as lua/common.lua writes it:
+// lua/common.lua writes an announcement in this format:
 //
 //	RN1 <kind> <t> <r> <k> <token><replaced><key><rest>
 //
-// <t>, <r> and <k> are the lengths of token, replaced and key: bytes, in decimal. So token, replaced and key may
-// contain any bytes. <key> is "name:key". The kinds:
+// <t>, <r> and <k> are the lengths of <token>, <replaced> and <key> in bytes, as decimal numbers. So these three
+// fields may contain any bytes. <key> is "name:key". The kinds are:
 //
 //	f  filled            replaced is the token of the record that was replaced, rest is the new record if it is small
 //	x  failed            rest is the failure
@@ -21,11 +21,11 @@ import (
 //	r  released
 //	u  unlocked          a user's lock, not a lease
 //	I  tag-invalidated   <key> is "name:tag", rest is the moment: microseconds since 1970, in decimal
-//	E  tag-expired       the same
+//	E  tag-expired       as for I
 //
-// A message that does not follow this format exactly is ignored. So a later release may add RN2 on the same channel.
+// parseAnnouncement ignores a message of any other format. So a later release may add RN2 on the same channel.
 
-// unlocked is the kind of announcement that a Watch waits for. It is never passed to a Loader.
+// unlocked is the kind "u": a user's lock was freed. It wakes the watchers of the lock and does not go to a Loader.
 const unlocked driver.AnnouncementKind = 255
 
 const announcementMagic = "RN1 "
@@ -42,13 +42,13 @@ var announcementKinds = map[string]driver.AnnouncementKind{
 	kindTagExpired:     driver.TagExpired,
 }
 
-// These kinds are arguments of lua/changetag.lua.
+// lua/changetag.lua gets one of these kinds of announcements as an argument.
 const (
 	kindTagInvalidated = "I"
 	kindTagExpired     = "E"
 )
 
-// parseAnnouncement reads a message. All listeners share the record, which is a copy.
+// parseAnnouncement reads a message. The Record of the result is a copy, and all listeners share this copy.
 func parseAnnouncement(message string) (a driver.Announcement, ok bool) {
 	text, ok := strings.CutPrefix(message, announcementMagic)
 	if !ok {

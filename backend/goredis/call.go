@@ -6,32 +6,34 @@ import (
 	"fmt"
 	"sync/atomic"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 const (
-	// maxAbandoned is how many calls may be left behind at a time. Above it, further calls that could be left behind fail
-	// at once.
+	// maxAbandoned is how many calls may still run after their callers have left them behind. At this number, a new call
+	// that might also be left behind (see inTime) fails at once.
 	maxAbandoned = 1000
-	// A client that obeys deadlines does not notice a cancelled ctx before the deadline. maxLate is how much later that
-	// may be.
+	// maxLate is the longest accepted time from the cancellation of a ctx to the return of the call. A client that obeys
+	// deadlines does not notice the cancellation before the deadline of the ctx.
 	maxLate = time.Second
 )
 
 var errAbandoned = errors.New("too many earlier calls still wait for a server that does not answer")
 
-// calls makes the calls of one client. A call that outlasts its ctx is left behind, and the client's own time-outs end
-// it. calls counts the calls that were left behind.
+// calls makes the calls of one go-redis client. If a call still runs when its ctx ends, its caller leaves it behind
+// and returns. The client's own time-outs end that call later. abandoned counts such calls that still run.
 type calls struct {
-	refused   error                 // what Check returns; if it is not nil, every call returns it at once
+	refused   error                 // what Check returns; every call returns this error at once, unless it is nil
 	moved     func(context.Context) // makes a Cluster client reload its masters, which may have moved; otherwise nil
 	deadlines bool                  // the client obeys the deadline of a ctx on its sockets: ContextTimeoutEnabled
 	abandoned atomic.Int64
 }
 
-// call runs f and returns when ctx ends, even if f goes on. go-redis itself checks ctx before it uses a socket. While
-// go-redis uses the socket, it obeys only the deadline of ctx, and only if ContextTimeoutEnabled is set. So here f runs
-// on a goroutine that call can leave behind, unless the deadline is enough (see inTime). Every step of the Store goes
-// through call.
+// call runs f, which makes one call of go-redis. call returns when f returns or ctx ends, even if f still runs.
+// go-redis itself checks ctx before it uses a socket. While go-redis uses the socket, it obeys only the deadline of
+// ctx, and only with ContextTimeoutEnabled. Unless inTime says that this deadline is enough, f runs on a goroutine
+// that call can leave behind. Every step of the Store goes through call.
 func call[T any](ctx context.Context, c *calls, step string, f func(context.Context) (T, error)) (T, error) {
 	var r T
 	if c.refused != nil {
@@ -50,6 +52,7 @@ func call[T any](ctx context.Context, c *calls, step string, f func(context.Cont
 	if err == nil {
 		return r, nil
 	}
+	err = explainDenied(err)
 	if c.moved != nil {
 		c.moved(ctx)
 	}
@@ -59,8 +62,16 @@ func call[T any](ctx context.Context, c *calls, step string, f func(context.Cont
 	return r, fmt.Errorf("goredis: %s: %w", step, err)
 }
 
-// ended returns the error of ctx. The deadline of a socket may fire before the timer of ctx does. So ended returns
-// DeadlineExceeded as soon as the deadline has passed.
+// explainDenied adds to an error that the ACL of Redis has denied a command. The text of Redis names the command.
+func explainDenied(err error) error {
+	if redis.HasErrorPrefix(err, "NOPERM") {
+		return fmt.Errorf("the ACL of Redis denies a command: %w", err)
+	}
+	return err
+}
+
+// ended returns the error of ctx, or nil if ctx has not ended. The deadline of a socket may fire before the timer of
+// ctx does. So ended returns DeadlineExceeded as soon as the deadline of ctx has passed.
 func ended(ctx context.Context) error {
 	if end, ok := ctx.Deadline(); ok && ctx.Err() == nil && !time.Now().Before(end) {
 		return context.DeadlineExceeded
@@ -68,8 +79,8 @@ func ended(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// inTime reports whether the client itself returns when ctx ends, or soon after. Such a call needs no goroutine. A
-// goroutine would cost a third of the time of a GET on loopback.
+// inTime reports whether go-redis alone makes a call return at most maxLate after ctx has ended. Such a call needs no
+// goroutine. A goroutine would cost a third of the time of a GET on loopback.
 func (c *calls) inTime(ctx context.Context) bool {
 	end, ok := ctx.Deadline()
 	return ok && c.deadlines && time.Until(end) <= maxLate
@@ -81,7 +92,9 @@ func detached[T any](ctx context.Context, c *calls, f func(context.Context) (T, 
 		value T
 		err   error
 	}
-	var parted atomic.Bool // each side sets it at its end; the second side takes the call out of the count
+	// parted is set when f has returned, and when detached leaves f behind. If both happen, the second of these two
+	// events subtracts the call from c.abandoned.
+	var parted atomic.Bool
 	done := make(chan result, 1)
 	go func() {
 		v, err := f(ctx)

@@ -42,7 +42,7 @@ func TestCallReturnsWhenItsContextEnds(t *testing.T) {
 	})
 }
 
-// A client that obeys deadlines needs no goroutine, unless the ctx has no deadline or a far one.
+// inTime must be true only for a client that obeys deadlines and a ctx whose deadline is at most maxLate away.
 func TestCallInTime(t *testing.T) {
 	near, cancel := context.WithTimeout(t.Context(), maxLate)
 	defer cancel()
@@ -61,7 +61,8 @@ func TestCallInTime(t *testing.T) {
 	}
 }
 
-// The deadline of a socket may pass before the timer of the ctx has fired. The error is that of the ctx nevertheless.
+// The deadline of a socket may pass before the timer of the ctx fires. Even then call must return the error of the
+// ctx. If the ctx has not ended, call must return only the error of the function that it ran.
 func TestCallReturnsTheErrorOfItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithDeadline(t.Context(), time.Now())

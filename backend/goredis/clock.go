@@ -9,24 +9,25 @@ import (
 )
 
 const (
-	// sampleEvery is how often Get and GetMany ask for the time if no Acquire has read it meanwhile.
+	// sampleEvery is the age of the last sample at which the next Get or GetMany asks for the time again.
 	sampleEvery = 30 * time.Second
-	// Two clocks drift apart by at most 1/drift of the time that passes: 100 ppm, as with a bad quartz.
+	// The clocks of two machines are assumed to drift apart by at most 1/drift of the time that passes. That is 100 ppm,
+	// the drift of a bad quartz.
 	drift = 10_000
 )
 
-// A sample is one reading of the store's clock. sent and got are moments of this process: spans since clock.base, by
-// the monotonic clock of the process.
+// A sample is one reading of the store's clock. This process sent the request at sent and got the reply at got. Both
+// moments are spans since clock.base, by the monotonic clock of the process.
 type sample struct {
-	sent, got time.Duration // by this process: the server read its clock in between
-	server    time.Time
+	sent, got time.Duration
+	server    time.Time // what the server's clock said, at a moment between sent and got
 }
 
-// An estimate is what one sample says about the store's clock.
+// An estimate is the time of the store's clock as computed from one sample.
 type estimate struct {
-	zero time.Time     // the store's clock at the base
+	zero time.Time     // the time of the store's clock at clock.base
 	err  time.Duration // largest error of zero when the sample was taken
-	at   time.Duration // when the sample was taken
+	at   time.Duration // when the sample was taken, since clock.base
 }
 
 // estimate returns the estimate of a single sample. It assumes that the server read its clock in the middle of the
@@ -36,13 +37,13 @@ func (s sample) estimate() estimate {
 	return estimate{zero: s.server.Add(-(s.sent + half)), err: half + time.Microsecond, at: s.got}
 }
 
-// errAt returns the largest error of the estimate at a later moment.
+// errAt returns the largest error of the estimate at the moment now, which is a span since clock.base.
 func (e estimate) errAt(now time.Duration) time.Duration {
 	return e.err + max(0, now-e.at)/drift
 }
 
-// or returns e or a newer estimate, whichever has the smaller error by now. If the two estimates contradict each other,
-// the store's clock was set or another server replied. Then or returns the newer estimate.
+// or returns e or newer: the estimate whose largest error is smaller at newer.at. If the two estimates contradict
+// each other, the store's clock was set or another server replied. In that case or returns newer.
 func (e estimate) or(newer estimate) estimate {
 	old := e.errAt(newer.at)
 	apart := newer.zero.Sub(e.zero).Abs()
@@ -55,7 +56,7 @@ func (e estimate) or(newer estimate) estimate {
 // clock is the store's clock as far as this process knows it.
 type clock struct {
 	base  time.Time
-	asked atomic.Int64 // when a sample was last requested or taken, since base; 0 = never
+	asked atomic.Int64 // when a sample was last requested or taken, since base; 0 = never, or the last request failed
 
 	mu   sync.Mutex // serialises changes of best
 	best atomic.Pointer[estimate]
@@ -72,8 +73,13 @@ func (c *clock) now() time.Time {
 	return c.base.Add(c.elapsed())
 }
 
-// due reports whether a sample is needed. Only one caller at a time gets true.
+// due reports whether the caller must take a sample. Before the first sample, due returns true for every caller,
+// because each caller would otherwise judge records by the clock of this machine. Later, a sample is due each
+// sampleEvery. If several callers then ask at the same time, only one of them gets true.
 func (c *clock) due() bool {
+	if c.best.Load() == nil {
+		return true
+	}
 	now, asked := c.elapsed(), c.asked.Load()
 	if asked != 0 && now-time.Duration(asked) < sampleEvery {
 		return false
@@ -91,10 +97,10 @@ func (c *clock) read(reply *redis.TimeCmd, sent time.Duration) {
 	c.learn(sample{sent: sent, got: got, server: server})
 }
 
-// missed makes a sample due again, because the requested one did not arrive.
+// missed is called when a requested sample did not arrive. It makes a sample due again.
 func (c *clock) missed() { c.asked.Store(0) }
 
-// learn takes a sample.
+// learn bases the clock on s, if s is more exact than the present estimate or contradicts it (see estimate.or).
 func (c *clock) learn(s sample) {
 	c.asked.Store(max(1, int64(s.got)))
 	newer := s.estimate()

@@ -47,7 +47,7 @@ func (s *Store) GetMany(ctx context.Context, keys ...string) ([][]byte, error) {
 	})
 }
 
-// content returns what a GET found. It returns nil for no value, for a foreign type and for an empty value.
+// content returns what a GET found. It returns nil if the key is absent, has a foreign type or has an empty value.
 func content(cmd *redis.StringCmd) ([]byte, error) {
 	b, err := cmd.Bytes()
 	switch {
@@ -59,9 +59,10 @@ func content(cmd *redis.StringCmd) ([]byte, error) {
 	return nil, err
 }
 
-// readAll reads many Redis keys in one pipeline. If due is set, it also reads the server's clock. It does not use MGET,
-// because a Cluster refuses MGET for keys of different slots. On a Ring, TIME goes to any shard: the clocks of all
-// shards are assumed to agree, as they do under NTP. If one key cannot be read, readAll fails.
+// readAll reads many Redis keys in one pipeline. If due is set, readAll also reads the server's clock. readAll does
+// not use MGET, because a Cluster refuses MGET for keys of different slots. On a Ring, TIME goes to any shard,
+// because the clocks of all shards are assumed to agree, as they do under NTP. If one key cannot be read, readAll
+// fails.
 func (s *Store) readAll(ctx context.Context, all []string, due bool) ([][]byte, error) {
 	p, reads := s.client.Pipeline(), make([]*redis.StringCmd, len(all))
 	for i, k := range all {
@@ -77,7 +78,7 @@ func (s *Store) readAll(ctx context.Context, all []string, due bool) ([][]byte, 
 		s.clock.read(clock, sent)
 	}
 	if err != nil && !slices.ContainsFunc(cmds, func(c redis.Cmder) bool { return c.Err() != nil }) {
-		return nil, err // from a hook
+		return nil, err // no command failed, so a hook did
 	}
 	contents := make([][]byte, len(all))
 	for i, cmd := range reads {
@@ -88,24 +89,26 @@ func (s *Store) readAll(ctx context.Context, all []string, due bool) ([][]byte, 
 	return contents, nil
 }
 
-// leaseMargin is in milliseconds. Another node may have a larger LockTTL, so its lease may outlive a new one of ours by
-// this much. A lease that lives even longer counts as free: it is from before the server's clock was set back, and a
-// running holder would have renewed it since. If the holder runs nevertheless, the cost is one extra load.
+// leaseMargin is in milliseconds. A lease of another fill counts as free if it would live longer than our LeaseTTL
+// plus leaseMargin. The margin is for nodes with a larger LockTTL. A lease above this limit was taken before the
+// server's clock was set back, and a holder that still runs would have renewed it since. If the holder runs
+// nevertheless, the cost is one extra load.
 const leaseMargin = 60_000
 
-// Acquire implements driver.Store. A background refresh sends a plain command before the script: in a fleet, nearly all
-// background refreshes find the lease taken and give up.
+// Acquire implements driver.Store. In mode Try, Acquire first sends a plain SET, which is cheaper than the script.
+// Nearly all background refreshes of a fleet find the lease taken, and then give up without the script. A full Redis
+// refuses the plain SET, and then the script takes the lease.
 func (s *Store) Acquire(ctx context.Context, r driver.AcquireRequest) (driver.AcquireResult, error) {
 	k := s.keys(r.Key)
 	return call(ctx, &s.calls, "acquire", func(ctx context.Context) (driver.AcquireResult, error) {
 		if r.Mode == driver.Try {
-			// SetNX of go-redis would report our own lease as that of another fill if the client repeats a command whose reply
-			// was lost. Here GET makes SET return the token in the lease.
+			// go-redis repeats a command whose reply was lost. SetNX would then report our own lease as the lease of another
+			// fill. So Acquire uses SET with GET, which returns the token in the lease.
 			lease, err := s.client.Do(ctx, "set", k.lease(), r.Token, "nx", "get", "px", millis(r.LeaseTTL)).Text()
 			switch holder := holderOf(lease); {
 			case err == nil && holder != "" && holder != r.Token:
 				return heldBy(holder, 0), nil
-			case err != nil && !errors.Is(err, redis.Nil) && !wrongType(err):
+			case err != nil && !errors.Is(err, redis.Nil) && !wrongType(err) && !isFull(err):
 				return driver.AcquireResult{}, err
 			}
 		}
@@ -113,15 +116,11 @@ func (s *Store) Acquire(ctx context.Context, r driver.AcquireRequest) (driver.Ac
 	})
 }
 
-// acquire runs the script. The lease may already belong to the token.
+// acquire runs lua/acquire.lua. In mode Try, Acquire has usually taken the lease for the token already.
 func (s *Store) acquire(ctx context.Context, k keys, r driver.AcquireRequest) (driver.AcquireResult, error) {
-	force := "0"
-	if r.Mode == driver.Force {
-		force = "1"
-	}
 	sent := s.clock.elapsed()
-	reply, err := acquireScript.run(ctx, s.client, k.fill(),
-		r.Token, s.channel(), r.Key, r.Seen, millis(r.LeaseTTL), millis(r.ClaimTTL), force, leaseMargin).Slice()
+	reply, err := acquireScript.run(ctx, &s.known, s.client, k.fill(),
+		r.Token, s.channel(), r.Key, r.Seen, millis(r.LeaseTTL), millis(r.ClaimTTL), int(r.Mode), leaseMargin).Slice()
 	if err != nil {
 		return driver.AcquireResult{}, err
 	}
@@ -129,6 +128,9 @@ func (s *Store) acquire(ctx context.Context, k keys, r driver.AcquireRequest) (d
 	result, err := parseAcquireReply(reply)
 	if err == nil && result.State == driver.Acquired {
 		s.clock.learn(sample{sent: sent, got: got, server: result.Now})
+	}
+	if r.Mode == driver.Try {
+		result.Left = 0 // another fill took the lease after the plain SET
 	}
 	return result, err
 }
@@ -141,13 +143,10 @@ func parseAcquireReply(reply []any) (driver.AcquireResult, error) {
 	text, ok := reply[1].(string)
 	switch last := reply[len(reply)-1]; {
 	case !ok:
-	case reply[0] == int64(driver.Acquired) && len(reply) == 3:
-		part, _ := last.(string)
-		seconds, err := strconv.ParseInt(text, 10, 64)
-		micros, err2 := strconv.ParseInt(part, 10, 64)
-		if err == nil && err2 == nil {
-			return driver.AcquireResult{Now: time.Unix(seconds, micros*1000)}, nil
-		}
+	case reply[0] == int64(driver.Acquired):
+		return parseAcquired(reply[1:])
+	case reply[0] == int64(driver.Free) && len(reply) == 2:
+		return driver.AcquireResult{State: driver.Free, Failure: text}, nil
 	case reply[0] == int64(driver.Changed) && len(reply) == 2:
 		return driver.AcquireResult{State: driver.Changed, Record: []byte(text)}, nil
 	case reply[0] == int64(driver.Held) && len(reply) == 3:
@@ -156,6 +155,23 @@ func parseAcquireReply(reply []any) (driver.AcquireResult, error) {
 		}
 	}
 	return driver.AcquireResult{}, errReply
+}
+
+// parseAcquired reads the fields of an Acquired reply: seconds, microseconds, and the noted failure if there is one.
+func parseAcquired(fields []any) (r driver.AcquireResult, err error) {
+	var texts [3]string
+	if len(fields) != 2 && len(fields) != 3 {
+		return r, errReply
+	}
+	for i, field := range fields {
+		texts[i], _ = field.(string)
+	}
+	seconds, err := strconv.ParseInt(texts[0], 10, 64)
+	micros, err2 := strconv.ParseInt(texts[1], 10, 64)
+	if err != nil || err2 != nil {
+		return r, errReply
+	}
+	return driver.AcquireResult{Now: time.Unix(seconds, micros*1000), Failure: texts[2]}, nil
 }
 
 // heldBy is the result for a caller that did not get the lease.
@@ -169,37 +185,30 @@ func heldBy(holder string, left time.Duration) driver.AcquireResult {
 	return r
 }
 
-// holderOf does what holder_of of lua/common.lua does.
+// holderOf does what holder_of of lua/common.lua does. It returns "" for a free lease, even if the lease has a note.
 func holderOf(lease string) string {
-	if strings.HasPrefix(lease, "!") {
+	switch {
+	case strings.HasPrefix(lease, "!"):
 		return lease
+	case strings.HasPrefix(lease, "?"):
+		return ""
 	}
 	return strings.TrimSuffix(lease, "+")
 }
 
-// life converts a PTTL. It never returns 0: Redis rounds a PTTL down to 0, but a Left of 0 means that the remaining
-// life was not requested.
+// life converts a reply to PTTL, which is in milliseconds. It returns at least 1 ms. Redis rounds a short PTTL down
+// to 0, but an AcquireResult.Left of 0 means that the remaining life was not requested.
 func life(pttl int64) time.Duration {
 	return time.Duration(max(pttl, 1)) * time.Millisecond
-}
-
-// Renew implements driver.Store.
-func (s *Store) Renew(ctx context.Context, key, token string, ttl time.Duration) (mine bool, err error) {
-	k := s.keys(key)
-	return call(ctx, &s.renewals, "renew", func(ctx context.Context) (bool, error) {
-		return s.pubsub.onOwnClient(ctx, k, func(c client) (bool, error) {
-			return renewScript.run(ctx, c, k.fill(), token, millis(ttl)).Bool()
-		})
-	})
 }
 
 // Publish implements driver.Store.
 func (s *Store) Publish(ctx context.Context, r driver.PublishRequest) (driver.PublishResult, error) {
 	k := s.keys(r.Key)
-	record := string(r.Record) // a copy: a call that was left behind may still read it
+	record := string(r.Record) // a copy, because a call that was left behind may still read the record
 	ifAwaited, began := "0", ""
 	if !r.Began.IsZero() {
-		began = fmt.Sprintf("%d.%d", r.Began.Unix(), r.Began.Nanosecond()/1000) // as TIME writes it
+		began = fmt.Sprintf("%d.%d", r.Began.Unix(), r.Began.Nanosecond()/1000) // as the claim contains this moment
 	}
 	if r.AnnounceIfAwaited && !s.pubsub.selfCheck.due(time.Now()) {
 		ifAwaited = "1"
@@ -207,7 +216,7 @@ func (s *Store) Publish(ctx context.Context, r driver.PublishRequest) (driver.Pu
 		s.pubsub.selfCheck.expect(r.Key, r.Token)
 	}
 	result, err := call(ctx, &s.calls, "publish", func(ctx context.Context) (driver.PublishResult, error) {
-		n, err := publishScript.run(ctx, s.client, k.fill(), r.Token, s.channel(), r.Key, r.Replaced, record,
+		n, err := publishScript.run(ctx, &s.known, s.client, k.fill(), r.Token, s.channel(), r.Key, r.Replaced, record,
 			millis(r.Keep), driver.MaxAnnouncedRecord, ifAwaited, began).Int()
 		if err == nil && (n < 0 || n > int(driver.StoreFull)) {
 			err = errReply
@@ -219,12 +228,18 @@ func (s *Store) Publish(ctx context.Context, r driver.PublishRequest) (driver.Pu
 }
 
 // Fail implements driver.Store.
-func (s *Store) Fail(ctx context.Context, key, token, failure string, ttl time.Duration) error {
-	var backOff int64
-	if ttl > 0 {
-		backOff = millis(ttl)
+func (s *Store) Fail(ctx context.Context, r driver.FailRequest) error {
+	ttl, mark, drop := int64(0), "?", "0"
+	if r.TTL > 0 {
+		ttl = millis(r.TTL)
 	}
-	return s.free(ctx, "fail", failScript, key, token, failure, backOff)
+	if r.HoldAll {
+		mark = "!"
+	}
+	if r.DropValue {
+		drop = "1"
+	}
+	return s.free(ctx, "fail", failScript, r.Key, r.Token, r.Failure, ttl, mark, drop)
 }
 
 // Release implements driver.Store.
@@ -236,7 +251,7 @@ func (s *Store) Release(ctx context.Context, key, token string) error {
 func (s *Store) free(ctx context.Context, step string, x script, key, token string, more ...any) error {
 	k := s.keys(key)
 	_, err := call(ctx, &s.calls, step, func(ctx context.Context) (any, error) {
-		return x.run(ctx, s.client, k.fill(), append([]any{token, s.channel(), key}, more...)...).Result()
+		return x.run(ctx, &s.known, s.client, k.fill(), append([]any{token, s.channel(), key}, more...)...).Result()
 	})
 	return err
 }
@@ -251,8 +266,8 @@ func (s *Store) Expire(ctx context.Context, by string, keys ...string) error {
 	return s.changeKeys(ctx, "expire", expireScript, by, keys)
 }
 
-// changeKeys runs a script once for each key. Each run makes an announcement. If one key fails, the remaining keys are
-// still changed.
+// changeKeys runs a script once for each key. Each run makes an announcement. If the script fails for one key, the
+// other keys are still changed.
 func (s *Store) changeKeys(ctx context.Context, step string, x script, by string, keys []string) error {
 	if len(keys) == 0 {
 		return nil
@@ -269,7 +284,7 @@ func (s *Store) changeKeys(ctx context.Context, step string, x script, by string
 func (s *Store) announceMany(ctx context.Context, step string, x script, by, first string, all []invocation) error {
 	s.pubsub.selfCheck.expect(first, by)
 	_, err := call(ctx, &s.calls, step, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, x.runMany(ctx, s.client, all)
+		return struct{}{}, x.runMany(ctx, &s.known, s.client, all)
 	})
 	s.pubsub.selfCheck.announced(first, by, err == nil)
 	return err

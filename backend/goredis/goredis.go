@@ -12,14 +12,15 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// Store keeps values, leases and claims in Redis. It implements [driver.Store] and [driver.Locks]; one is enough for
-// all Loaders and Lockers of a process. It needs no closing: it runs goroutines only while there is a subscriber or a
-// Watch.
+// Store keeps values, leases, claims and locks in Redis. It implements [driver.Store] and [driver.Locks]. One Store
+// is enough for all Loaders and Lockers of a process. A Store has nothing to close: its subscription runs only while
+// there is a subscriber or a Watch.
 type Store struct {
 	client   client
 	prefix   string
 	calls    calls // of the client given to New
-	renewals calls // of the Store's own client, see pubsub.onOwnClient; return at once when ctx ends
+	renewals calls // over the Store's own client, see pubsub.onOwnClient; a call returns at once when its ctx ends
+	known    knownScripts
 	clock    clock
 	pubsub   pubsub
 }
@@ -29,7 +30,7 @@ var (
 	_ driver.Locks = (*Store)(nil)
 )
 
-// client is the part of redis.UniversalClient that the Store uses. Each release of go-redis may add methods to
+// client has the methods of redis.UniversalClient that the Store uses. A release of go-redis may add methods to
 // UniversalClient, but not to client.
 type client interface {
 	Do(ctx context.Context, args ...any) *redis.Cmd
@@ -43,13 +44,14 @@ type client interface {
 // Option changes how New makes a Store.
 type Option func(*Store)
 
-// Prefix sets what all keys and the channel begin with. Default "refill". It consists of letters, digits, '.', '_' and
-// '-'. Fleets that share a Redis server need different prefixes, or different names for all their Loaders.
+// Prefix sets the text with which all keys and the channel begin. Default "refill". A prefix consists of letters,
+// digits, '.', '_' and '-'. Fleets that share a Redis server need different prefixes, or different names for all
+// their Loaders.
 func Prefix(prefix string) Option { return func(s *Store) { s.prefix = prefix } }
 
-// New returns a Store over a client. The client stays the caller's: close it after the last Loader. New calls nothing
-// and starts nothing. If an argument is wrong, [Store.Check] returns the error, and so do refill.New, refill.NewLocker
-// and every call.
+// New returns a Store over a client. The client still belongs to the caller, who closes it after the last Loader. New
+// does not call the server and starts no goroutine. If an argument is wrong, [Store.Check] returns the error, and so
+// do refill.New, refill.NewLocker and every call.
 func New(c redis.UniversalClient, opts ...Option) *Store {
 	s := &Store{client: c, prefix: "refill"}
 	for _, o := range opts {
@@ -68,9 +70,9 @@ func New(c redis.UniversalClient, opts ...Option) *Store {
 	return s
 }
 
-// Check returns what is wrong with the client or the prefix, without calling the server: a nil client, a Cluster client
-// that reads from replicas (a read may be older than an Invalidate that has returned), or a prefix that does not fit
-// into keys.
+// Check returns what is wrong with the client or the prefix. It does not call the server. It refuses a nil client and
+// a prefix that does not fit into keys. It also refuses a Cluster client that reads from replicas, because such a
+// read may be older than an Invalidate that has returned.
 //
 // Check cannot recognise a Sentinel client with ReplicaOnly, a server older than 7.0 or the eviction policy
 // volatile-ttl. Once the Store has a subscription, a driver.Warning reports each of them.
@@ -83,7 +85,7 @@ func check(c redis.UniversalClient, prefix string) error {
 	if o, ok := c.(clusterClient); ok {
 		o := o.Options()
 		switch lag := "goredis: client: ClusterOptions.%s: reads from replicas, which lag behind"; {
-		case o.RouteByLatency: // go-redis also sets ReadOnly for RouteByLatency and RouteRandomly
+		case o.RouteByLatency: // checked before ReadOnly, because go-redis sets ReadOnly as well
 			return fmt.Errorf(lag, "RouteByLatency")
 		case o.RouteRandomly:
 			return fmt.Errorf(lag, "RouteRandomly")
@@ -122,7 +124,7 @@ func (s *Store) Subscribe(name string, handle func(driver.Announcement)) (stop f
 	return s.pubsub.subscribe(name, handle)
 }
 
-// millis converts a time to live for Redis: whole milliseconds, rounded up, because 0 would be an error.
+// millis converts a time to live for Redis: whole milliseconds, rounded up, because Redis refuses 0.
 func millis(ttl time.Duration) int64 {
 	return max(1, int64((ttl+time.Millisecond-1)/time.Millisecond))
 }

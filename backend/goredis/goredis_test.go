@@ -62,14 +62,14 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// testRefused tests that a Store that Check refuses returns the error from every call and does not panic.
+// testRefused tests a Store whose Check returns the error want. Every call must return want, and no call may panic.
 func testRefused(t *testing.T, s *Store, want error) {
 	t.Helper()
 	ctx := context.Background()
 	if _, err := s.Get(ctx, "product:42"); err != want {
 		t.Errorf("Get: %v", err)
 	}
-	if _, err := s.Renew(ctx, "product:42", "a#1", time.Second); err != want {
+	if _, err := s.Renew(ctx, time.Second, driver.Lease{Key: "product:42", Token: "a#1"}); err != want {
 		t.Errorf("Renew: %v", err)
 	}
 	if err := s.Invalidate(ctx, "a#1", "product:42"); err != want {
@@ -158,7 +158,9 @@ func TestParseAcquireReply(t *testing.T) {
 	}
 }
 
-// ownClient recognises a Sentinel client by the text that go-redis uses as its address.
+// ownClient recognises a Sentinel client by the address text that go-redis gives to such a client. Renewals must use
+// the given client if it is a Sentinel client, and the small client otherwise. The subscription must always use the
+// small client.
 func TestSentinelClientIsRecognised(t *testing.T) {
 	o := redis.FailoverOptions{MasterName: "m", SentinelAddrs: []string{"127.0.0.1:1"}}
 	sentinel := redis.NewFailoverClient(&o)
@@ -178,7 +180,7 @@ func TestSentinelClientIsRecognised(t *testing.T) {
 		{"single", single, false}, {"cluster", cluster, false},
 	} {
 		own := newOwnClient(t.Context(), c.user)
-		if got := own.forKey("k") == client(c.user); got != c.want {
+		if got := own.forKey("k") == nil; got != c.want {
 			t.Errorf("%s: renewals use the given client: %v, want %v", c.name, got, c.want)
 		}
 		if own.servers()[0] == client(c.user) {

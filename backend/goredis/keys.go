@@ -6,8 +6,9 @@ import (
 	"strings"
 )
 
-// buckets is how many hash tags the keys of a prefix are spread over. This file defines the key format, which is final.
-// If two releases in one fleet had different formats, neither would see the values and locks of the other.
+// buckets is the number of hash tags over which the keys of a prefix are spread. This file defines the key format,
+// which is final. If two releases in one fleet had different formats, neither release would see the values and locks
+// of the other release.
 const buckets = 1024
 
 // keys are the Redis keys of one "name:key".
@@ -37,7 +38,7 @@ func (k keys) fence() string { return k.of("/fence") }
 // tagState is the Redis key of a tag's state, if k was made from "name:tag".
 func (k keys) tagState() string { return k.of("/tag") }
 
-// fill returns the KEYS of the scripts of a fill.
+// fill returns the Redis keys of value, lease and claim, in the order in which the scripts take them.
 func (k keys) fill() []string { return []string{k.value(), k.lease(), k.claim()} }
 
 // channel is the channel of all announcements under the prefix.

@@ -19,7 +19,8 @@ func testStore(t *testing.T, opts ...Option) *Store {
 	return s
 }
 
-// The key format is final: other releases and other tools read it.
+// The key format is final, because other releases and other tools read the keys. The keys of three sample names must
+// equal these golden values.
 func TestKeysAreGolden(t *testing.T) {
 	for _, c := range []struct {
 		full string
@@ -67,7 +68,8 @@ func TestBucketsAreSpread(t *testing.T) {
 	}
 }
 
-// lua/expire.lua contains the length of the shortest record.
+// lua/expire.lua contains the length of the shortest record, 62 bytes. A record with a token of one byte must have
+// this length.
 func TestShortestRecord(t *testing.T) {
 	b, err := (&driver.Record{Token: "t"}).Append(nil)
 	if err != nil {

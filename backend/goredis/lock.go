@@ -8,19 +8,19 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file implements users' locks. The lock is for efficiency; correctness comes from the fencing token, if the
-// resource checks it.
+// This file implements users' locks. A lock is for efficiency. Correctness comes from the fencing token, if the
+// resource checks the token.
 
-// keepFence is how long the counter of fencing tokens lives after its lock was last taken. The counter need not live
-// longer, because a token is never below the microseconds of Redis' clock. So a new counter starts above all tokens of
-// the old counter, unless Redis' clock was meanwhile set back by more than keepFence.
+// keepFence is how long the counter of fencing tokens lives after its lock was last taken. A longer life is not
+// needed, because a fencing token is never below the time of Redis' clock in microseconds. So a new counter starts
+// above all tokens of the old counter, unless Redis' clock was meanwhile set back by more than keepFence.
 const keepFence = 24 * time.Hour
 
 // TryLock implements driver.Locks.
 func (s *Store) TryLock(ctx context.Context, key, token string, ttl time.Duration) (driver.LockResult, error) {
 	k := s.keys(key)
 	return call(ctx, &s.calls, "lock", func(ctx context.Context) (driver.LockResult, error) {
-		reply, err := lockScript.run(ctx, s.client, []string{k.lock(), k.fence()},
+		reply, err := lockScript.run(ctx, &s.known, s.client, []string{k.lock(), k.fence()},
 			token, millis(ttl), millis(keepFence)).Slice()
 		if err != nil {
 			return driver.LockResult{}, err
@@ -45,22 +45,22 @@ func (s *Store) Extend(ctx context.Context, key, token string, ttl time.Duration
 	k := s.keys(key)
 	return call(ctx, &s.renewals, "extend", func(ctx context.Context) (bool, error) {
 		return s.pubsub.onOwnClient(ctx, k, func(c client) (bool, error) {
-			return extendScript.run(ctx, c, []string{k.lock()}, token, millis(ttl)).Bool()
+			return extendScript.run(ctx, &s.known, c, []string{k.lock()}, token, millis(ttl)).Bool()
 		})
 	})
 }
 
-// Unlock implements driver.Locks. If a client repeats the call because the reply was lost, the second reply says that
+// Unlock implements driver.Locks. If go-redis repeats the call because the reply was lost, the second reply says that
 // the lock did not belong to the token.
 func (s *Store) Unlock(ctx context.Context, key, token string) (mine bool, err error) {
 	k := s.keys(key)
 	return call(ctx, &s.calls, "unlock", func(ctx context.Context) (bool, error) {
-		return unlockScript.run(ctx, s.client, []string{k.lock()}, token, s.channel(), key).Bool()
+		return unlockScript.run(ctx, &s.known, s.client, []string{k.lock()}, token, s.channel(), key).Bool()
 	})
 }
 
-// Watch implements driver.Locks. It uses the subscription of the Store, and opens one if none runs. Once the
-// subscription works, every Watch is woken once, because an announcement may have been missed before.
+// Watch implements driver.Locks. It uses the subscription of the Store, and opens one if none runs. Once a new
+// subscription works, the Store wakes every Watch once, because an Unlock may have been missed before.
 func (s *Store) Watch(key string) (wake <-chan struct{}, stop func()) {
 	if s.calls.refused != nil {
 		return nil, func() {}

@@ -10,7 +10,7 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
-// The kinds of client. A client that is embedded in a type of the user is recognised as well.
+// By these interfaces the Store recognises the kind of a client, and also a user's own type that embeds a client.
 type (
 	singleClient  interface{ Options() *redis.Options } // a server, or a master behind Sentinel
 	clusterClient interface{ Options() *redis.ClusterOptions }
@@ -21,12 +21,12 @@ type (
 	}
 )
 
-// reloader is a Cluster client. go-redis reads the slots again when a server redirects a call, but a server that is
-// down redirects none. So go-redis learns up to ten seconds late that such a master was replaced. Here the Store calls
-// ReloadState after a call that failed.
+// reloader is a Cluster client. go-redis reads the slots again when a server redirects a call. A master that is down
+// redirects no call, so go-redis learns up to ten seconds late that this master was replaced. To learn of the
+// replacement sooner, the Store calls ReloadState after each call that failed.
 type reloader interface{ ReloadState(ctx context.Context) }
 
-// obeysDeadlines reports whether the client gives up a socket when the deadline of its ctx passes.
+// obeysDeadlines reports whether the client stops waiting for a socket when the deadline of the ctx passes.
 func obeysDeadlines(c redis.UniversalClient) bool {
 	switch c := c.(type) {
 	case singleClient:
@@ -39,17 +39,17 @@ func obeysDeadlines(c redis.UniversalClient) bool {
 	return false
 }
 
-// ownClient is the small client of a subscription. There are two reasons not to use the user's client. A renewal on the
-// small client does not queue behind hundreds of GETs. And everything that the subscription has started ends with the
-// subscription.
+// ownClient is the small client of a subscription. The small client has two advantages over the user's client. A
+// renewal does not queue behind hundreds of GETs. All connections of the small client end with the subscription.
 //
 // The small client is made from the options of the user's client. The options of a Sentinel client include a dialer
 // that knows the master. On a Ring there is one small client per shard, and the user's Ring says which shards are up
-// and which shard has a key. If the user's client shows no options, it is used itself.
+// and which shard has a key. If the user's client shows no options, there is no small client, and the user's client
+// is used instead.
 //
 // Behind Sentinel, the small client carries only the subscription, and renewals stay on the user's client. Sentinel
-// does not notify the small client of a failover, so its connections stay at the replaced master. The replaced master
-// goes on renewing leases until Sentinel demotes it, some ten seconds later.
+// does not notify the small client of a failover, so the connections of the small client stay at the replaced master.
+// Renewals there would succeed until Sentinel demotes that master, some ten seconds later.
 type ownClient struct {
 	subscription context.Context
 	userClient   redis.UniversalClient
@@ -57,7 +57,7 @@ type ownClient struct {
 	sentinel     bool
 
 	mu     sync.Mutex                      // guards shards
-	shards map[*redis.Client]*redis.Client // of a Ring: our client for each of the user's
+	shards map[*redis.Client]*redis.Client // of a Ring: our small client for each shard client of the user
 }
 
 type closableClient interface {
@@ -80,8 +80,9 @@ func newOwnClient(subscription context.Context, user redis.UniversalClient) *own
 	return o
 }
 
-// cloneSingle makes a small client from the options of a big one. go-redis has filled the defaults into these options,
-// so a MaxRetries of 0 in them means no retry. For a new client 0 would mean the default, and no retry is -1.
+// cloneSingle makes a small client from the options of a big one. go-redis has filled the defaults into these
+// options, so a MaxRetries of 0 in them means no retry. In the options of a new client, 0 means the default, and -1
+// means no retry.
 func cloneSingle(subscription context.Context, o *redis.Options) *redis.Client {
 	small := *o
 	small.PoolSize, small.MinIdleConns, small.MaxIdleConns, small.MaxActiveConns = 2, 0, 0, 0
@@ -117,8 +118,8 @@ func cloneCluster(subscription context.Context, o *redis.ClusterOptions) *redis.
 	return redis.NewClusterClient(&small)
 }
 
-// noMaintenance turns off maintenance notifications, which a small client does not need. It also turns off their lookup
-// of the server's name, because go-redis ignores the ctx there.
+// noMaintenance turns off maintenance notifications, which a small client does not need. It also turns off the lookup
+// of the server's name for these notifications, because go-redis ignores the ctx during that lookup.
 func noMaintenance() *maintnotifications.Config {
 	return &maintnotifications.Config{
 		Mode:         maintnotifications.ModeDisabled,
@@ -132,11 +133,11 @@ func dialOnce(o *redis.Options) {
 	o.DialerRetries, o.DialerRetryTimeout = 1, time.Nanosecond
 }
 
-// forKey returns the client for renewals of a key.
+// forKey returns the own client that renews the lease of a key, or nil if the user's client renews it. o may be nil.
 func (o *ownClient) forKey(key string) client {
 	switch {
-	case o.sentinel:
-		return o.userClient
+	case o == nil || o.sentinel:
+		return nil
 	case o.client != nil:
 		return o.client
 	}
@@ -149,12 +150,12 @@ func (o *ownClient) forKey(key string) client {
 			}
 		}
 	}
-	return o.userClient
+	return nil
 }
 
-// servers returns the servers to subscribe at. On a Ring, it returns every shard that is up, because each shard
-// announces only what happens to its own keys. Elsewhere it returns one server, because the servers pass announcements
-// on to each other.
+// servers returns a client for each server to subscribe at. On a Ring, that is every shard that is up, because each
+// shard announces only the changes of its own keys. For other clients, servers returns one client, because the nodes
+// of a Cluster pass announcements on to each other.
 func (o *ownClient) servers() []client {
 	ring, ok := o.userClient.(ringClient)
 	switch {
@@ -182,7 +183,7 @@ func (o *ownClient) servers() []client {
 	return all
 }
 
-// changed reports whether the shards of a Ring that are up differ from those that servers last returned.
+// changed reports whether the shards of a Ring that are up differ from the shards that servers last returned.
 func (o *ownClient) changed() bool {
 	ring, ok := o.userClient.(ringClient)
 	if !ok {
@@ -215,8 +216,8 @@ func (o *ownClient) close() {
 type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
 
 // boundDialer returns a dialer whose connections are closed when the subscription ends. A dial returns when the
-// subscription or the ctx of the dial ends. go-redis alone would go on: its TLS dialer obeys neither, nothing
-// interrupts its reads, and its PubSub reconnects when it should not.
+// subscription ends or when the ctx of the dial ends. go-redis alone would go on after either end: its TLS dialer
+// ignores the ctx, nothing interrupts a read, and a PubSub reconnects.
 func boundDialer(subscription context.Context, dial dialer) dialer {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		if err := ctx.Err(); err != nil {

@@ -12,18 +12,19 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// watchDelay is how long the first Watch waits before it opens a subscription. A free lock is taken in less time, so
-// only a caller that has to wait for a lock causes a subscription.
+// watchDelay is how long the Store waits after the first Watch before it opens a subscription. Taking a free lock
+// needs less time, so only a caller that has to wait for a lock causes a subscription.
 const watchDelay = 5 * time.Millisecond
 
-// pubsub passes announcements to subscribers and watchers, its users. While it has users, one subscription runs, see
-// subscription.go.
+// pubsub passes announcements to its users, which are subscribers and watchers. While there is a user, one
+// subscription runs, see subscription.go.
 //
-// handle functions run without a mutex held, because they may call code of the user. Announcements are delivered one at
-// a time, in order of arrival, on the goroutine that read them. There is one exception: subscribe itself delivers the
-// current state to the new listener, even while another delivery is running. subscribe must not wait for the running
-// delivery, because its handle may have called subscribe, or may wait for the goroutine that called subscribe. In every
-// case, the calls of one handle are made one at a time. After its stop has returned, no call is made.
+// handle functions run without a mutex held, because they may call code of the user. Announcements are delivered one
+// at a time, in order of arrival, on the goroutine that read them. There is one exception. subscribe itself delivers
+// the current state to the new listener, even while another delivery is running. subscribe must not wait for the
+// running delivery. The handle that is being called may itself have called subscribe, or may wait for the goroutine
+// that called subscribe. In every case, the calls of one handle are made one at a time, and no call is made after the
+// stop of that handle has returned.
 //
 // Lock order: life before mu, delivery before mu, mu before selfCheck.mu. life and delivery are never taken while mu is
 // held.
@@ -34,13 +35,13 @@ type pubsub struct {
 	own       atomic.Pointer[ownClient] // written only by the running subscription; nil if none runs
 	selfCheck selfCheck
 
-	life  sync.Mutex // guards the next three; one start or end of the subscription at a time
+	life  sync.Mutex // guards users, end and ended; one start or end of the subscription at a time
 	users int
 	end   context.CancelFunc
 	ended chan struct{}
 
-	// delivery is full while an announcement is delivered. It is a channel because a channel is fair: a flood of
-	// announcements from one shard of a Ring must not hold up the announcements of another shard.
+	// delivery is full while an announcement is delivered. It is a channel and not a mutex, because a channel is fair. A
+	// flood of announcements from one shard of a Ring must not hold up the announcements of another shard.
 	delivery chan struct{}
 
 	mu        sync.Mutex              // guards all below; released while a handle runs
@@ -66,7 +67,7 @@ func (p *pubsub) setUp(userClient redis.UniversalClient, channel string) {
 	p.returned.L = &p.mu
 }
 
-// addUser counts one more user. The first one starts the subscription, after a delay.
+// addUser counts one more user. For the first user, it starts the subscription after delay.
 func (p *pubsub) addUser(delay time.Duration) {
 	p.life.Lock()
 	defer p.life.Unlock()
@@ -83,8 +84,8 @@ func (p *pubsub) addUser(delay time.Duration) {
 	}()
 }
 
-// removeUser counts one user fewer. For the last user, it ends the subscription and waits until the subscription has
-// ended. It can wait with life held: no listener is left, so no handle runs that could wait for life.
+// removeUser counts one user fewer. For the last user, it ends the subscription and waits for its end. removeUser
+// holds life while it waits, but no handle can wait for life then, because no listener is left.
 func (p *pubsub) removeUser() {
 	p.life.Lock()
 	defer p.life.Unlock()
@@ -142,8 +143,8 @@ func (p *pubsub) watch(key string) (wake <-chan struct{}, stop func()) {
 	})
 }
 
-// setSubscribed announces that the subscription works. The goroutines that read the connections start after it has
-// returned.
+// setSubscribed announces that the subscription works. serve starts to read the connections only after setSubscribed
+// has returned, so Subscribed comes before all announcements.
 func (p *pubsub) setSubscribed() {
 	p.wakeWatchers()
 	p.startDelivery()
@@ -153,7 +154,7 @@ func (p *pubsub) setSubscribed() {
 	p.deliver("", driver.Announcement{Kind: driver.Subscribed})
 }
 
-// setDisconnected announces, once, that the subscription does not work.
+// setDisconnected announces that the subscription does not work, unless it has announced so already.
 func (p *pubsub) setDisconnected(err error) {
 	p.startDelivery()
 	defer p.endDelivery()
@@ -210,8 +211,8 @@ func (p *pubsub) endDelivery() {
 	<-p.delivery
 }
 
-// deliver passes an announcement to the listeners of a name, or to all if the name is empty. It is called between
-// startDelivery and endDelivery. mu is released during each call of a handle.
+// deliver passes an announcement to the listeners of a name, or to all listeners if the name is empty. It is called
+// between startDelivery and endDelivery. mu is released during each call of a handle.
 func (p *pubsub) deliver(name string, a driver.Announcement) {
 	var to []*listener
 	for l := range p.listeners {
@@ -256,7 +257,7 @@ func (p *pubsub) wakeWatchersOf(key string) {
 	signal(p.watchers[key])
 }
 
-// signal leaves a wake-up in every channel that holds none.
+// signal puts a wake-up into every channel that does not hold one yet.
 func signal(watchers map[chan struct{}]struct{}) {
 	for watcher := range watchers {
 		select {
@@ -266,12 +267,13 @@ func signal(watchers map[chan struct{}]struct{}) {
 	}
 }
 
-// onOwnClient runs f on the Store's own client. If no subscription runs, or if f fails before ctx ends, it runs f on
-// the user's client. f fails if the subscription has just ended, or if the own client cannot get a connection: go-redis
-// then fails the calls of that client at once for a second.
+// onOwnClient runs f on the Store's own client. If no subscription runs, or if f fails before ctx ends, onOwnClient
+// runs f on the user's client. f fails early if the subscription has just ended. f also fails early if the own client
+// could not connect, because go-redis then fails all calls of that client at once for a second.
 func (p *pubsub) onOwnClient(ctx context.Context, k keys, f func(client) (bool, error)) (bool, error) {
-	if own := p.own.Load(); own != nil {
-		mine, err := f(own.forKey(k.value()))
+	own := p.own.Load()
+	if c := own.forKey(k.value()); c != nil {
+		mine, err := f(c)
 		if c, ok := own.client.(reloader); ok && err != nil {
 			c.ReloadState(ctx)
 		}

@@ -15,8 +15,8 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// connectingStore returns a Store whose subscription never gets a connection. So the test itself decides what its
-// pubsub announces.
+// connectingStore returns a Store whose subscription never gets a connection. So only the test itself makes
+// announcements, through the methods of pubsub.
 func connectingStore(t *testing.T) *Store {
 	t.Helper()
 	c := redis.NewClient(&redis.Options{
@@ -30,7 +30,7 @@ func connectingStore(t *testing.T) *Store {
 	return New(c)
 }
 
-// within fails the test if f does not return.
+// within fails the test if f does not return within 5 s.
 func within(t *testing.T, what string, f func()) {
 	t.Helper()
 	done := make(chan struct{})
@@ -71,7 +71,8 @@ func TestHandleMayCallTheStore(t *testing.T) {
 	within(t, "stop", func() { stopInner(); stop() })
 }
 
-// A handle may wait for another goroutine that uses the Store meanwhile.
+// While one handle blocks, other goroutines must still be able to call Watch, Subscribe and stop, and a watcher must
+// still be woken.
 func TestStoreIsUsableWhileHandleBlocks(t *testing.T) {
 	s := connectingStore(t)
 	stopOther := s.Subscribe("product", func(driver.Announcement) {})
@@ -105,7 +106,8 @@ func TestStoreIsUsableWhileHandleBlocks(t *testing.T) {
 	within(t, "stop", func() { stopWatch(); stop() })
 }
 
-// A new listener receives the state of the subscription before Subscribe returns, even while another handle runs.
+// While one handle blocks, the test adds a listener. The new listener must receive the state of the subscription
+// before Subscribe returns.
 func TestLateListener(t *testing.T) {
 	s := connectingStore(t)
 	blocked, release := make(chan struct{}), make(chan struct{})
@@ -133,7 +135,8 @@ func TestLateListener(t *testing.T) {
 	stop()
 }
 
-// An announcement that arrives while Subscribe calls the new handle waits until that call has returned.
+// Two announcements arrive while Subscribe calls the new handle. The new handle must receive the two announcements in
+// order, after the call by Subscribe has returned.
 func TestAnnouncementDuringSubscribe(t *testing.T) {
 	s := connectingStore(t)
 	defer s.Subscribe("order", func(driver.Announcement) {})()
@@ -163,7 +166,8 @@ func TestAnnouncementDuringSubscribe(t *testing.T) {
 	}
 }
 
-// stop returns only after a call in progress has returned, and no call begins after it.
+// The test calls stop while handle runs. stop must return only after that call of handle has returned, and no call of
+// handle may begin later.
 func TestStopWaitsForHandle(t *testing.T) {
 	s := connectingStore(t)
 	started, release := make(chan struct{}), make(chan struct{})
@@ -203,8 +207,8 @@ func TestStopWaitsForHandle(t *testing.T) {
 	}
 }
 
-// Announcements are delivered one at a time per Store. Every listener receives the announcements of each connection in
-// order.
+// Four connections receive announcements at the same time, while other listeners come and go. Only one handle of the
+// Store may run at a time. Every listener must receive the announcements of each connection in order.
 func TestDeliveriesAreSerialised(t *testing.T) {
 	const connections, announcements = 4, 200
 	s := connectingStore(t)
@@ -259,7 +263,8 @@ func TestDeliveriesAreSerialised(t *testing.T) {
 	}
 }
 
-// The self-check expects announcements exactly while the listeners believe that the subscription works.
+// The subscription works, breaks and works again. Each time a listener receives Subscribed or Disconnected, selfCheck
+// must already be in the matching state.
 func TestSelfCheckFollowsTheSubscription(t *testing.T) {
 	s := connectingStore(t)
 	var got []bool
@@ -279,7 +284,8 @@ func TestSelfCheckFollowsTheSubscription(t *testing.T) {
 	}
 }
 
-// A handle that panics leaves the Store usable, if the caller of the Store recovers.
+// A handle panics, and the caller of dispatch recovers. dispatch must then deliver the next announcement, and stop
+// must return.
 func TestPanicInHandle(t *testing.T) {
 	s := connectingStore(t)
 	calls := 0

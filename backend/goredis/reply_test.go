@@ -12,8 +12,9 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// FuzzReplies lets a server send any reply to every step. No step panics or hangs. An unexpected reply is an error, or
-// it counts as nothing found. It never begins a load without the time of its claim.
+// FuzzReplies lets a server send the same bytes as the reply to every step. No step may panic or hang. Acquire may
+// return Acquired only with the time of the claim. Publish may return only the defined results, and GetMany and Tags
+// must return one result per key or tag.
 func FuzzReplies(f *testing.F) {
 	for _, reply := range []string{
 		"$-1\r\n", "$0\r\n\r\n", "+OK\r\n", ":1\r\n", ":2\r\n", "-ERR no\r\n", "-WRONGTYPE no\r\n", "-NOSCRIPT no\r\n",
@@ -23,6 +24,7 @@ func FuzzReplies(f *testing.F) {
 		"$5\r\nabc", "*2\r\n$1\r\na\r\n", "hello", "", "\r\n", "$3\r\na#1\r\n:-1\r\n", "$3\r\nb#1\r\n:100\r\n",
 		":7\r\n", ":-1\r\n", "*2\r\n:0\r\n$1\r\n1\r\n", "*2\r\n:1\r\n$6\r\nrecord\r\n", "*2\r\n:1\r\n$0\r\n\r\n",
 		"*3\r\n:2\r\n$3\r\nb#1\r\n:100\r\n",
+		"*2\r\n:3\r\n$4\r\nboom\r\n", "$5\r\n?boom\r\n", "*4\r\n:0\r\n$1\r\n1\r\n$1\r\n2\r\n$4\r\nboom\r\n",
 		"*3\r\n:2\r\n$3\r\nb#1\r\n:-1\r\n", "*2\r\n:2\r\n$5\r\n!boom\r\n", "$4\r\nb#1+\r\n", "$5\r\n!boom\r\n",
 		"*3\r\n:9\r\n$1\r\n1\r\n$1\r\n2\r\n", "_\r\n", "#t\r\n", "%1\r\n+a\r\n:1\r\n",
 	} {
@@ -31,7 +33,7 @@ func FuzzReplies(f *testing.F) {
 	f.Fuzz(func(t *testing.T, reply []byte) {
 		c := redis.NewClient(&redis.Options{
 			Addr: "127.0.0.1:1", Protocol: 2, DisableIdentity: true, MaxRetries: -1, ContextTimeoutEnabled: true,
-			ConnMaxLifetime: 1, // one connection per request: the server hangs up
+			ConnMaxLifetime: 1, // one connection per request, because the server hangs up
 			Dialer:          func(context.Context, string, string) (net.Conn, error) { return constantServer(reply), nil },
 		})
 		defer c.Close()
@@ -39,7 +41,7 @@ func FuzzReplies(f *testing.F) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		_, _ = s.Get(ctx, "product:42")
-		for _, mode := range []driver.Mode{driver.Try, driver.Wait, driver.Force} {
+		for _, mode := range []driver.Mode{driver.Try, driver.Wait, driver.Force, driver.Look} {
 			r, err := s.Acquire(ctx, driver.AcquireRequest{
 				Key: "product:42", Token: "a#1", LeaseTTL: time.Minute, ClaimTTL: time.Minute, Mode: mode,
 			})
@@ -47,7 +49,7 @@ func FuzzReplies(f *testing.F) {
 				continue
 			}
 			acquired, changed := r.State == driver.Acquired, r.State == driver.Changed
-			if r.State > driver.Held || acquired == r.Now.IsZero() || changed != (r.Record != nil) || r.Left < 0 {
+			if r.State > driver.Free || acquired == r.Now.IsZero() || changed != (r.Record != nil) || r.Left < 0 {
 				t.Errorf("%q, mode %d: acquired %+v", reply, mode, r)
 			}
 		}
@@ -55,8 +57,11 @@ func FuzzReplies(f *testing.F) {
 		if err == nil && result > driver.StoreFull {
 			t.Errorf("%q: published with result %d", reply, result)
 		}
-		_, _ = s.Renew(ctx, "product:42", "a#1", time.Minute)
-		_ = s.Fail(ctx, "product:42", "a#1", "boom", time.Second)
+		leases := []driver.Lease{{Key: "product:42", Token: "a#1"}, {Key: "product:43", Token: "a#2"}}
+		if mine, err := s.Renew(ctx, time.Minute, leases...); err == nil && len(mine) != 2 {
+			t.Errorf("%q: %d results of two leases", reply, len(mine))
+		}
+		_ = s.Fail(ctx, driver.FailRequest{Key: "product:42", Token: "a#1", Failure: "boom", TTL: time.Second})
 		_ = s.Invalidate(ctx, "a#1", "product:42", "product:43")
 		if all, err := s.GetMany(ctx, "product:42", "product:43"); err == nil && len(all) != 2 {
 			t.Errorf("%q: %d records of two keys", reply, len(all))
@@ -80,7 +85,8 @@ func constantServer(reply []byte) net.Conn {
 		defer server.Close()
 		_ = server.SetDeadline(time.Now().Add(time.Second))
 		answer, request := []byte("-ERR unknown command\r\n"), make([]byte, 64<<10)
-		// The client sends its greeting first. It sends a script in one piece.
+		// The client sends a greeting first, which the server answers with an error. Then the client sends the request in
+		// one piece.
 		for greeting := true; greeting; {
 			n, err := server.Read(request)
 			if err != nil {

@@ -7,23 +7,25 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// selfCheck finds a subscription that is connected but receives nothing: its server is a master that Sentinel has
-// replaced but not yet told so, or a Cluster node that the others cannot reach. Such a server still answers PING. So
-// selfCheck waits until the subscription receives an announcement of this process itself, one at a time.
+// selfCheck finds a subscription that is connected but receives no announcements. The server of such a subscription
+// may be a master that Sentinel has replaced but not yet demoted. It may also be a Cluster node that the other nodes
+// cannot reach. Such a server still answers PING. So selfCheck checks that the subscription receives the
+// announcements of this process itself. It waits for one such announcement at a time.
 type selfCheck struct {
 	mu         sync.Mutex // guards all below; may be taken while pubsub.mu is held
 	subscribed bool
-	waiting    bool // for the announcement with this key and token
+	waiting    bool // for the announcement with this key and this token to arrive
+	number     int  // of the announcement that is or was last awaited, from 1
 	key, token string
 	since      time.Time // when the server confirmed that announcement; zero before that
 	lastOwn    time.Time // when an announcement of this process was last received, or the subscription began
 }
 
-// If this process has received none of its own announcements for selfCheckEvery, its next publication is announced even
-// if no caller waits for the value.
+// selfCheckEvery is how long this process may go without receiving an announcement of its own. After that, its next
+// publication is announced even if no caller waits for the value.
 const selfCheckEvery = 5 * time.Second
 
-// due reports whether the next publication should be announced for the sake of the check.
+// due reports whether the next publication must be announced even if no caller waits, so that it can be checked.
 func (s *selfCheck) due(now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -37,16 +39,18 @@ func (s *selfCheck) reset(subscribed bool) {
 	s.subscribed, s.waiting, s.lastOwn = subscribed, false, time.Now()
 }
 
-// expect is called before an announcement is made, because it may come back before the reply to the call does.
+// expect is called before the call that makes an announcement with key and token, because the announcement may arrive
+// before the reply to that call.
 func (s *selfCheck) expect(key, token string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.subscribed && !s.waiting {
 		s.waiting, s.key, s.token, s.since = true, key, token, time.Time{}
+		s.number++
 	}
 }
 
-// announced is called after the call that makes the announcement. made says whether the server certainly made it.
+// announced is called after the call that makes the announcement. made says whether the server has confirmed it.
 func (s *selfCheck) announced(key, token string, made bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -64,9 +68,13 @@ func (s *selfCheck) received(a driver.Announcement) {
 	}
 }
 
-// missing reports whether an announcement has been missing for 2*silence. A busy reader lags less than that.
-func (s *selfCheck) missing(now time.Time) bool {
+// missing returns the number of an announcement that the server confirmed more than 2*silence ago, and that has not
+// arrived. It returns 0 if there is no such announcement. The announcement may merely be unread, see pubsub.probe.
+func (s *selfCheck) missing(now time.Time) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.waiting && !s.since.IsZero() && now.Sub(s.since) > 2*silence
+	if s.waiting && !s.since.IsZero() && now.Sub(s.since) > 2*silence {
+		return s.number
+	}
+	return 0
 }

@@ -63,10 +63,10 @@ func TestSelfCheck(t *testing.T) {
 		var s selfCheck
 		s.reset(true)
 		c.act(&s)
-		if s.missing(time.Now()) {
+		if s.missing(time.Now()) != 0 {
 			t.Errorf("%s: missing at once", c.name)
 		}
-		if got := s.missing(later()); got != c.missing {
+		if got := s.missing(later()) != 0; got != c.missing {
 			t.Errorf("%s: missing %v, want %v", c.name, got, c.missing)
 		}
 	}

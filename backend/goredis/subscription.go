@@ -14,16 +14,17 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// This file runs the one subscription, which outlives its connections. go-redis alone would reconnect silently, and
-// announcements would be missed silently. Here a connection that may have missed an announcement is closed, all
-// listeners are notified, and a new connection is made.
+// This file runs the one subscription of a Store, over one connection after another. go-redis alone would reconnect
+// without a notice, and no listener would learn that announcements were missed. So when a connection may have missed
+// an announcement, serve notifies all listeners and closes the connection. run then makes a new connection.
 
 const (
-	// silence is how long a connection may be quiet before it is sent a PING, and how long the reply may then take.
+	// silence is how long a connection may be quiet before the Store sends a PING on it, and how long the reply to the
+	// PING may take.
 	silence = time.Second
 	// maxConnect is how long connecting and subscribing may take.
 	maxConnect = 3 * time.Second
-	// After a connection breaks, the next attempt waits minWait. The wait doubles up to maxWait.
+	// The Store waits minWait before it connects again. Each further failure doubles the wait, up to maxWait.
 	minWait = 50 * time.Millisecond
 	maxWait = time.Second
 )
@@ -34,7 +35,8 @@ var (
 	errShards       = errors.New("the set of Ring shards that are up has changed")
 )
 
-// run runs a subscription. It starts with the first user and returns when ctx ends, after the last user has left.
+// run runs a subscription until ctx ends. It first waits for delay. addUser starts run for the first user, and
+// removeUser ends ctx when the last user leaves.
 func (p *pubsub) run(ctx context.Context, delay time.Duration) {
 	if !sleep(ctx, delay) {
 		return
@@ -57,7 +59,7 @@ func (p *pubsub) run(ctx context.Context, delay time.Duration) {
 	}
 }
 
-// sleep returns false if ctx ended first.
+// sleep waits for d. It returns false if ctx ended first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	if d <= 0 {
 		return ctx.Err() == nil
@@ -72,15 +74,15 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// serve makes a connection and passes on its announcements until it breaks or may have missed one. It returns how long
-// the connection worked.
+// serve makes a connection and passes on the announcements that it receives. It returns when the connection breaks or
+// may have missed an announcement. The result is how long the connection worked.
 func (p *pubsub) serve(ctx context.Context, own *ownClient) time.Duration {
 	links, err := p.connect(ctx, own)
 	inner, cancel := context.WithCancel(ctx)
 	var tasks sync.WaitGroup
 	defer func() {
-		if ctx.Err() == nil { // first, because closing the links may take a moment
-			p.setDisconnected(fmt.Errorf("goredis: disconnected: %w", err))
+		if ctx.Err() == nil { // before the links are closed, because closing may take a moment
+			p.setDisconnected(fmt.Errorf("goredis: disconnected: %w", explainDenied(err)))
 		}
 		cancel()
 		for _, l := range links {
@@ -109,9 +111,11 @@ type link struct {
 	base     time.Time
 	received atomic.Int64 // when something last arrived, since base; written by the reader of the link
 	pinged   int64        // when the last PING was sent, since base; only monitor uses it
+	probed   int          // number in the last PING of probe; only monitor uses it
+	replied  atomic.Int64 // number in the last reply to such a PING; written by the reader of the link
 }
 
-// connect returns once every server has confirmed the subscription.
+// connect subscribes at every server, and returns once every server has confirmed the subscription.
 func (p *pubsub) connect(ctx context.Context, own *ownClient) (links []*link, err error) {
 	ctx, cancel := context.WithTimeout(ctx, maxConnect)
 	defer cancel()
@@ -135,7 +139,8 @@ func (p *pubsub) connect(ctx context.Context, own *ownClient) (links []*link, er
 }
 
 // noReconnect returns a ctx that has ended. A PubSub of go-redis checks only before a reconnect whether its ctx has
-// ended. So with this ctx, a PubSub never reconnects. Its reads and writes use only the deadline of the ctx.
+// ended. So with this ctx, a PubSub never reconnects. The reads and writes of a PubSub use only the deadline of the
+// ctx.
 func noReconnect(deadline time.Duration) context.Context {
 	ctx, cancel := context.Background(), context.CancelFunc(nil)
 	if deadline > 0 {
@@ -147,8 +152,8 @@ func noReconnect(deadline time.Duration) context.Context {
 	return ctx
 }
 
-// read passes on what arrives until the connection breaks. It reads without a deadline. If a deadline passed in the
-// middle of a message, the second half would be read as the next message.
+// read passes on the announcements of a link until the connection breaks. It reads without a deadline. If a deadline
+// passed in the middle of a message, the second half of that message would be read as the next message.
 func (p *pubsub) read(l *link) error {
 	ctx := noReconnect(0)
 	for {
@@ -157,15 +162,20 @@ func (p *pubsub) read(l *link) error {
 			return err
 		}
 		l.received.Store(int64(time.Since(l.base)))
-		if m, ok := message.(*redis.Message); ok {
+		switch m := message.(type) {
+		case *redis.Message:
 			if a, ok := parseAnnouncement(m.Payload); ok {
 				p.dispatch(a)
+			}
+		case *redis.Pong:
+			if n, err := strconv.ParseInt(m.Payload, 10, 64); err == nil {
+				l.replied.Store(n)
 			}
 		}
 	}
 }
 
-// monitor waits for the first sign that the connection may have missed an announcement.
+// monitor returns an error at the first sign that a connection may have missed an announcement.
 func (p *pubsub) monitor(ctx context.Context, own *ownClient, links []*link, broken <-chan error) error {
 	timer := time.NewTimer(silence)
 	defer timer.Stop()
@@ -185,8 +195,8 @@ func (p *pubsub) monitor(ctx context.Context, own *ownClient, links []*link, bro
 			}
 			next = min(next, due)
 		}
-		if p.selfCheck.missing(time.Now()) {
-			return errNotReceiving
+		if err := p.probe(links); err != nil {
+			return err
 		}
 		if own.changed() {
 			return errShards
@@ -195,7 +205,7 @@ func (p *pubsub) monitor(ctx context.Context, own *ownClient, links []*link, bro
 	}
 }
 
-// check sends a PING on a quiet link, and returns when to check again.
+// check sends a PING if the link has been quiet for silence, and returns how long to wait before the next check.
 func (l *link) check(now time.Duration) (next time.Duration, err error) {
 	received, pinged := time.Duration(l.received.Load()), time.Duration(l.pinged)
 	switch {
@@ -208,6 +218,31 @@ func (l *link) check(now time.Duration) (next time.Duration, err error) {
 	}
 	l.pinged = int64(now)
 	return silence, l.Ping(noReconnect(silence))
+}
+
+// probe returns errNotReceiving if an announcement of this process is missing on the links. A reader that lags behind
+// a flood of announcements still has that announcement to read. So probe sends a PING on every link, with the number
+// of the missing announcement. A server replies to the PING after all that it announced before. If every reader has
+// read the reply to its PING, and the announcement has not arrived, the announcement is lost.
+func (p *pubsub) probe(links []*link) error {
+	missing := p.selfCheck.missing(time.Now())
+	if missing == 0 {
+		return nil
+	}
+	lost := true
+	for _, l := range links {
+		if l.probed != missing {
+			l.probed = missing
+			if err := l.Ping(noReconnect(silence), strconv.Itoa(missing)); err != nil {
+				return err
+			}
+		}
+		lost = lost && l.replied.Load() == int64(missing)
+	}
+	if lost && p.selfCheck.missing(time.Now()) == missing {
+		return errNotReceiving
+	}
+	return nil
 }
 
 // inspect warns about settings of the servers that put the promises of refill in doubt. A setting that a server does

@@ -9,13 +9,13 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file implements tags. The state of a tag is the text "<invalidated> <expired>". Each of the two is in
-// microseconds since 1970 by the server's clock, in decimal, or 0 for never. The text is part of the key format and is
-// final. Tag states are compared with the moments of claims. A claim may be from another server of the Cluster or Ring,
-// so the clocks of all servers are assumed to agree.
+// This file implements tags. The state of a tag is the text "<invalidated> <expired>". Each of these two moments is
+// in microseconds since 1970 by the server's clock, in decimal, or 0 for never. The text is part of the key format
+// and is final. The Loader compares tag states with the moments of claims. The claim may come from another server of
+// the Cluster or Ring than the tag state. So the clocks of all servers are assumed to agree.
 
-// Tags implements driver.Store. A state without an end counts as known, because GET does not return the end. EnsureTags
-// gives such a state an end.
+// Tags implements driver.Store. A state without an end counts as known, because GET does not return the end.
+// EnsureTags replaces such a state by a state with an end.
 func (s *Store) Tags(ctx context.Context, tags ...string) ([]driver.TagState, error) {
 	if len(tags) == 0 {
 		return nil, nil
@@ -47,7 +47,7 @@ func (s *Store) EnsureTags(ctx context.Context, reach, keep time.Duration, tags 
 		all[i] = invocation{keys: []string{s.keys(tag).tagState()}, args: []any{reach.Microseconds(), millis(keep)}}
 	}
 	_, err := call(ctx, &s.calls, "ensuretags", func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, ensureTagScript.runMany(ctx, s.client, all)
+		return struct{}{}, ensureTagScript.runMany(ctx, &s.known, s.client, all)
 	})
 	return err
 }
@@ -77,8 +77,8 @@ func (s *Store) changeTags(ctx context.Context, step, kind, by string, keep time
 	return s.announceMany(ctx, step, changeTagScript, by, tags[0], all)
 }
 
-// parseTagState reads the text of a tag state. Text in any other form means an unknown tag. The scripts do the same,
-// and replace such text.
+// parseTagState reads the text of a tag state. Text in any other form means an unknown tag. The scripts also treat
+// such text as an unknown tag, and replace it.
 func parseTagState(text string) driver.TagState {
 	invalidated, expired, _ := strings.Cut(text, " ")
 	i, fine := parseMoment(invalidated)
@@ -89,7 +89,7 @@ func parseTagState(text string) driver.TagState {
 	return driver.TagState{Known: true, Invalidated: i, Expired: e}
 }
 
-// maxMoment is in the year 2255. Lua's numbers are exact up to this moment.
+// maxMoment is in microseconds since 1970, and lies in the year 2255. Lua's numbers are exact up to this moment.
 const maxMoment = 9e15
 
 // parseMoment reads microseconds since 1970 in canonical form: no sign, no leading zero. 0 is the zero time.

@@ -57,7 +57,7 @@ func FuzzParseTagState(f *testing.F) {
 	})
 }
 
-// A call without keys or tags is not sent to the server: there is none here.
+// No server runs in this test. A call without keys or tags must return no error, because it must not call the server.
 func TestCallsWithoutKeysOrTags(t *testing.T) {
 	s, ctx := testStore(t), context.Background()
 	if all, err := s.GetMany(ctx); err != nil || len(all) != 0 {

@@ -14,20 +14,34 @@ type lock struct {
 	watchers map[chan struct{}]struct{}
 }
 
-// updateLock runs a step on the lock of key, under the mutex, and drops the lock if the step leaves it empty.
+// updateLock runs step on the lock of key, under s.mu. It drops the lock if step leaves neither a holder nor a
+// watcher.
 func (s *Store) updateLock(key string, step func(l *lock, now time.Time)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l := s.locks[key]
+	l, now := s.locks[key], s.Now()
 	if l == nil {
+		s.sweepLocks(now)
 		l = &lock{watchers: make(map[chan struct{}]struct{})}
 		s.locks[key] = l
 	}
-	now := s.Now()
 	l.holder.current(now)
 	step(l, now)
 	if l.holder.data == "" && len(l.watchers) == 0 {
 		delete(s.locks, key)
+	}
+}
+
+// sweepLocks drops a few random locks that have ended and have no watcher.
+func (s *Store) sweepLocks(now time.Time) {
+	looked := 0
+	for key, l := range s.locks {
+		if looked++; looked > lookedAt {
+			return
+		}
+		if l.holder.current(now) == "" && len(l.watchers) == 0 {
+			delete(s.locks, key)
+		}
 	}
 }
 

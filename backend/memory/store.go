@@ -1,6 +1,6 @@
-// Package memory is the reference backend of refill, within one process. A Loader without Config.Shared uses it, and a
-// test of several nodes shares one [Store] between its Loaders. It follows the rules of package driver word for word,
-// so its code also shows what a store has to do.
+// Package memory is the reference backend of refill, within one process. A Loader without Config.Shared uses a
+// [Store] of its own. In a test of several nodes, all Loaders share one Store. The package follows the rules of
+// package driver word for word, so its code also shows what a store has to do.
 package memory
 
 import (
@@ -12,18 +12,21 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// Store implements [driver.Store] and [driver.Locks] in the memory of this process. It needs no closing.
+// Store implements [driver.Store] and [driver.Locks] in the memory of this process. A Store has nothing to close.
 type Store struct {
 	base time.Time // the clock is base plus the monotonic time since base, so setting the wall clock does not move it
 
 	mu        sync.Mutex // guards all below
 	items     map[string]*item
+	bytes     int64 // sum of the costs of all items
 	tags      map[string]tagState
 	lastTag   time.Time // when a tag was last invalidated or expired
 	locks     map[string]*lock
 	listeners map[*listener]struct{}
-	fence     uint64 // of the lock taken last, of any key; so the fences of each key rise
-	limit     int    // largest number of items, and of tags; random ones above it are evicted
+	fence     uint64 // the last fence given out for any key, so the fences of each key rise
+
+	maxItems, maxTags int // above one of these limits, values or tag states are evicted at random
+	maxBytes          int64
 }
 
 var (
@@ -50,25 +53,41 @@ type tagState struct {
 	until time.Time
 }
 
-// New returns an empty Store. It holds at most about 100,000 values, and as many tags.
-func New() *Store {
+// New returns an empty Store that holds at most 100,000 values with 256 MiB in total. See [NewSized].
+func New() *Store { return NewSized(0, 0) }
+
+// NewSized returns an empty Store that holds at most the given number of values (default 100,000), which together cost
+// at most the given number of bytes (default 256 MiB). A limit of 0 or less is the default. A value costs its record,
+// its key and about 300 bytes. Above a limit, the Store drops random values. A value that alone costs more than the
+// limit is not kept. The Store also holds at most 100,000 tag states. It never drops a lease, a claim, a back-off, a
+// note or a lock before its end, so many of these together can exceed a limit. What has ended is dropped while other
+// keys are added.
+func NewSized(entries int, bytes int64) *Store {
+	if entries <= 0 {
+		entries = defaultEntries
+	}
+	if bytes <= 0 {
+		bytes = defaultBytes
+	}
 	return &Store{
 		base:      time.Now(),
 		items:     make(map[string]*item),
 		tags:      make(map[string]tagState),
 		locks:     make(map[string]*lock),
 		listeners: make(map[*listener]struct{}),
-		limit:     100_000,
+		maxItems:  entries,
+		maxTags:   defaultEntries,
+		maxBytes:  bytes,
 	}
 }
 
 // Check implements driver.Store. It finds nothing wrong.
 func (s *Store) Check() error { return nil }
 
-// Now implements driver.Store: the clock of this process.
+// Now implements driver.Store. It returns the time by the clock of this process.
 func (s *Store) Now() time.Time { return s.base.Add(time.Since(s.base)) }
 
-// current first drops the data if it has ended, and then returns what is left.
+// current drops the data if it has ended. It returns the data, or "" if there is none.
 func (e *expiring) current(now time.Time) string {
 	if !now.Before(e.until) {
 		*e = expiring{}
@@ -76,7 +95,7 @@ func (e *expiring) current(now time.Time) string {
 	return e.data
 }
 
-// update runs a step on the item of key, under the mutex, and drops the item if the step leaves it empty.
+// update runs step on the item of key, under s.mu. It drops the item if step leaves the item empty.
 func (s *Store) update(ctx context.Context, key string, step func(i *item, now time.Time)) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -88,33 +107,22 @@ func (s *Store) update(ctx context.Context, key string, step func(i *item, now t
 	if i == nil {
 		i = new(item)
 	}
-	i.value.current(now)
-	i.lease.current(now)
-	i.claim.current(now)
+	before := i.cost(key)
+	i.drop(now)
 	step(i, now)
-	if *i == (item{}) {
-		delete(s.items, key)
-		return nil
-	}
-	if s.items[key] == nil {
-		s.items[key] = i
-		s.evict(now)
+	if s.put(key, i, before); i.cost(key) > before {
+		s.evict(key, now)
 	}
 	return nil
 }
 
-// evict drops values above the limit, in the random order of the map.
-func (s *Store) evict(now time.Time) {
-	if len(s.items) <= s.limit {
-		return
-	}
-	for key, i := range s.items {
-		if i.lease.current(now) == "" && i.claim.current(now) == "" {
-			delete(s.items, key)
-		}
-		if len(s.items) <= s.limit {
-			return
-		}
+// put stores an item that has changed, or drops it if it is empty. before is what the item cost before the change.
+func (s *Store) put(key string, i *item, before int64) {
+	s.bytes += i.cost(key) - before
+	if *i == (item{}) {
+		delete(s.items, key)
+	} else {
+		s.items[key] = i
 	}
 }
 
@@ -143,15 +151,20 @@ func (s *Store) GetMany(ctx context.Context, keys ...string) (records [][]byte, 
 func (s *Store) Acquire(ctx context.Context, r driver.AcquireRequest) (a driver.AcquireResult, err error) {
 	err = s.update(ctx, r.Key, func(i *item, now time.Time) {
 		failure, failed := strings.CutPrefix(i.lease.data, "!")
+		mine := i.lease.data == r.Token && r.Token != "" && r.Mode != driver.Look
+		free := i.unleased() || failed && r.Mode == driver.Force
 		switch {
 		case i.value.data != "" && driver.RecordToken([]byte(i.value.data)) != r.Seen:
 			a.State, a.Record = driver.Changed, []byte(i.value.data)
-			if i.lease.data == r.Token && r.Token != "" {
+			if mine {
 				i.lease = expiring{}
 				s.announce(driver.Announcement{Kind: driver.Released, Key: r.Key, Token: r.Token})
 			}
-		case i.lease.data == "", i.lease.data == r.Token, failed && r.Mode == driver.Force:
-			if i.lease.data != r.Token { // otherwise the lease keeps its awaited field
+		case free && r.Mode == driver.Look:
+			a.State, a.Failure = driver.Free, i.note()
+		case free, mine:
+			a.Failure = i.note()
+			if !mine { // otherwise the lease keeps its awaited field
 				i.lease = expiring{data: r.Token, until: now.Add(r.LeaseTTL)}
 			}
 			if i.claim.data != r.Token {
@@ -173,14 +186,31 @@ func (s *Store) Acquire(ctx context.Context, r driver.AcquireRequest) (a driver.
 	return a, err
 }
 
+// unleased reports whether no fill has the lease and no back-off is in its place. There may be a note.
+func (i *item) unleased() bool { return i.lease.data == "" || i.lease.data[0] == '?' }
+
+// note returns the text of the failure that is noted in the place of the lease, or "".
+func (i *item) note() string {
+	if text, noted := strings.CutPrefix(i.lease.data, "?"); noted {
+		return text
+	}
+	return ""
+}
+
 // Renew implements driver.Store.
-func (s *Store) Renew(ctx context.Context, key, token string, ttl time.Duration) (mine bool, err error) {
-	err = s.update(ctx, key, func(i *item, now time.Time) {
-		if mine = i.lease.data == token && i.claim.data == token; mine {
-			i.lease.until = now.Add(ttl)
+func (s *Store) Renew(ctx context.Context, ttl time.Duration, leases ...driver.Lease) (mine []bool, err error) {
+	mine = make([]bool, len(leases))
+	for n, l := range leases {
+		err := s.update(ctx, l.Key, func(i *item, now time.Time) {
+			if mine[n] = l.Token != "" && i.lease.data == l.Token && i.claim.data == l.Token; mine[n] {
+				i.lease.until = now.Add(ttl)
+			}
+		})
+		if err != nil {
+			return mine, err
 		}
-	})
-	return mine, err
+	}
+	return mine, nil
 }
 
 // Publish implements driver.Store.
@@ -208,15 +238,23 @@ func (s *Store) Publish(ctx context.Context, r driver.PublishRequest) (result dr
 }
 
 // Fail implements driver.Store.
-func (s *Store) Fail(ctx context.Context, key, token, failure string, ttl time.Duration) error {
-	return s.update(ctx, key, func(i *item, now time.Time) {
-		if !i.free(token) {
+func (s *Store) Fail(ctx context.Context, r driver.FailRequest) error {
+	return s.update(ctx, r.Key, func(i *item, now time.Time) {
+		if !i.free(r.Token) {
 			return
 		}
-		if ttl > 0 && i.lease.data == "" { // the lease of another fill stays: that fill tries for itself
-			i.lease = expiring{data: "!" + failure, until: now.Add(ttl)}
+		if r.DropValue {
+			i.value = expiring{}
+			s.announce(driver.Announcement{Kind: driver.Invalidated, Key: r.Key, Token: r.Token})
 		}
-		s.announce(driver.Announcement{Kind: driver.Failed, Key: key, Token: token, Failure: failure})
+		mark := "?"
+		if r.HoldAll {
+			mark = "!"
+		}
+		if r.TTL > 0 && i.unleased() { // if another fill has the lease, that lease stays
+			i.lease = expiring{data: mark + r.Failure, until: now.Add(r.TTL)}
+		}
+		s.announce(driver.Announcement{Kind: driver.Failed, Key: r.Key, Token: r.Token, Failure: r.Failure})
 	})
 }
 
@@ -312,8 +350,9 @@ func (s *Store) ExpireTags(ctx context.Context, by string, keep time.Duration, t
 	})
 }
 
-// afterTags returns now, or a moment just after the last change of a tag if the clock has not moved since. In a bubble
-// of testing/synctest the clock stands still, and a load that begins after InvalidateTags would otherwise be invalid.
+// afterTags returns now, or a moment just after the last change of a tag if the clock has not moved since that
+// change. In a bubble of testing/synctest the clock stands still. There, without afterTags, a load that begins after
+// InvalidateTags would be invalid.
 func (s *Store) afterTags(now time.Time) time.Time {
 	if after := s.lastTag.Add(time.Microsecond); now.Before(after) {
 		return after
@@ -328,7 +367,7 @@ func (t *tagState) keep(until time.Time) {
 	}
 }
 
-// updateTags runs a step on the state of each tag, under the mutex. It first drops a state that has ended.
+// updateTags runs step on the state of each tag, under s.mu. It first drops a state that has ended.
 func (s *Store) updateTags(
 	ctx context.Context, tags []string, step func(tag string, t *tagState, now time.Time),
 ) error {
@@ -347,27 +386,14 @@ func (s *Store) updateTags(
 		step(tag, &t, now)
 		if t.Known {
 			s.tags[tag] = t
-			s.evictTags(tag)
+			s.evictTags(tag, now)
 		}
 	}
 	return nil
 }
 
-// evictTags drops tag states above the limit, in random order, but never the state of except. Values with a dropped tag
-// become invalid.
-func (s *Store) evictTags(except string) {
-	for tag := range s.tags {
-		if len(s.tags) <= s.limit {
-			return
-		}
-		if tag != except {
-			delete(s.tags, tag)
-		}
-	}
-}
-
-// listener passes announcements to one subscriber, in order, on a goroutine of its own: the subscriber may call the
-// Store.
+// listener passes announcements to one subscriber, in order. It uses a goroutine of its own, because the subscriber
+// may call the Store.
 type listener struct {
 	prefix string
 	queue  []driver.Announcement // guarded by Store.mu
@@ -375,7 +401,7 @@ type listener struct {
 	quit   chan struct{}
 }
 
-// announce queues an announcement for its subscribers. The caller holds s.mu.
+// announce queues an announcement for the subscribers of its name. The caller holds s.mu.
 func (s *Store) announce(a driver.Announcement) {
 	for l := range s.listeners {
 		if strings.HasPrefix(a.Key, l.prefix) {
@@ -419,7 +445,7 @@ func (s *Store) Subscribe(name string, handle func(driver.Announcement)) (stop f
 	})
 }
 
-// signal puts a wake-up into a channel with room for one, unless the channel is full.
+// signal puts a wake-up into c, unless c already holds a wake-up.
 func signal(c chan struct{}) {
 	select {
 	case c <- struct{}{}:

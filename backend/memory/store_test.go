@@ -9,8 +9,8 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// In a bubble the clock stands still between two calls. A load that begins after the change of a tag is valid
-// nevertheless, and a load that began before the change is invalid.
+// In a bubble of testing/synctest the clock stands still between two calls. The test changes a tag, begins a load and
+// invalidates the tag. The load must begin after the first change, and not after the second.
 func TestAcquireAfterATagChangeInABubble(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, ctx := New(), t.Context()
@@ -49,10 +49,11 @@ func TestAcquireAfterATagChangeInABubble(t *testing.T) {
 	})
 }
 
-// Tag states are evicted above the limit, but never the one that is being written.
+// The test writes ten times as many tag states as the limit allows. Each state must still be known right after it was
+// written. At the end the number of states must equal the limit.
 func TestTagsAreBounded(t *testing.T) {
 	m, ctx := New(), t.Context()
-	m.limit = 10
+	m.maxTags = 10
 	for i := range 100 {
 		tag := fmt.Sprint("thing:", i)
 		if err := m.EnsureTags(ctx, time.Hour, time.Minute, tag); err != nil {
@@ -62,7 +63,7 @@ func TestTagsAreBounded(t *testing.T) {
 			t.Fatalf("%s: %+v, %v", tag, states, err)
 		}
 	}
-	if n := len(m.tags); n != m.limit {
-		t.Errorf("%d tag states, want %d", n, m.limit)
+	if n := len(m.tags); n != m.maxTags {
+		t.Errorf("%d tag states, want %d", n, m.maxTags)
 	}
 }

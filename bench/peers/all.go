@@ -9,8 +9,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// All are the peers: refill first, then caches written by hand, those with a lock in Redis, those with two levels,
-// those with one, and the limits.
+// All returns the peers: refill first, then caches written by hand, libraries with a lock in Redis, libraries with two
+// levels, libraries with one level, and the raw operations (limits).
 func All() []Peer {
 	return append([]Peer{
 		refillJSON, bare, single, polling, rocksWeak, rocksStrong, aside, goredisCache, jet, chained, sturdyRedis,
@@ -18,18 +18,19 @@ func All() []Peer {
 	}, limits...)
 }
 
-// remote is a go-redis client with what most peers do with it: Products as JSON.
+// remote is a go-redis client that reads and writes Products as JSON. Most peers use it.
 type remote struct {
 	*redis.Client
 	Settings
 }
 
-// dial makes the client, the same for every peer on go-redis: the defaults, but it obeys deadlines, as callers expect.
+// dial returns the client that all peers on go-redis use. It has the defaults of go-redis, except that it obeys the
+// deadline of a ctx.
 func dial(s Settings) remote {
 	return remote{redis.NewClient(&redis.Options{Addr: s.Redis, ContextTimeoutEnabled: true}), s}
 }
 
-// read returns nil if there is no value.
+// read returns the value that Redis holds under key, or nil if Redis holds no value.
 func (r remote) read(ctx context.Context, key string) (*Product, error) {
 	text, err := r.Client.Get(ctx, key).Bytes()
 	if errors.Is(err, redis.Nil) {
@@ -50,7 +51,7 @@ func (r remote) write(ctx context.Context, key string, p *Product, ttl time.Dura
 	return r.Client.Set(ctx, key, text, ttl).Err()
 }
 
-// fill loads and writes.
+// fill loads a value and writes it to Redis.
 func (r remote) fill(ctx context.Context, key string) (*Product, error) {
 	p, err := r.Load(ctx, key)
 	if err != nil {
@@ -59,5 +60,5 @@ func (r remote) fill(ctx context.Context, key string) (*Product, error) {
 	return p, r.write(ctx, key, p, r.TTL)
 }
 
-// Invalidate deletes.
+// Invalidate deletes the key in Redis.
 func (r remote) Invalidate(ctx context.Context, key string) error { return r.Del(ctx, key).Err() }

@@ -46,7 +46,7 @@ func (c chainedCache) Get(ctx context.Context, key string) (*Product, error) {
 	return c.LoadableCache.Get(ctx, key)
 }
 
-// Invalidate deletes in Redis and in this process.
+// Invalidate deletes the key in Redis and in this process.
 func (c chainedCache) Invalidate(ctx context.Context, key string) error {
 	return c.Delete(ctx, key)
 }
@@ -55,7 +55,8 @@ func (c chainedCache) Close() error {
 	return errors.Join(c.LoadableCache.Close(), c.chain.Close(), c.remote.Close())
 }
 
-// jsonStore keeps L1 free of JSON. The library's own Marshaler would be outside of both levels, and decode on each hit.
+// jsonStore encodes values as JSON in Redis only. The library's own Marshaler would encode for L1 as well, and decode
+// on each hit.
 type jsonStore struct{ *redisstore.RedisStore }
 
 func (s jsonStore) GetWithTTL(ctx context.Context, key any) (any, time.Duration, error) {

@@ -36,7 +36,7 @@ func (c goredisCached) Get(ctx context.Context, key string) (*Product, error) {
 	return p, err
 }
 
-// Invalidate deletes in Redis and in this process.
+// Invalidate deletes the key in Redis and in this process.
 func (c goredisCached) Invalidate(ctx context.Context, key string) error {
 	return c.cache.Delete(ctx, key)
 }

@@ -16,7 +16,8 @@ var jet = Peer{
 	Open: openJet,
 }
 
-// jetRoom is how much more room its L1 gets: it counts ristretto's 56 bytes of overhead as if they were entries.
+// jetRoom is the factor by which openJet enlarges L1. For each entry, jetcache also counts ristretto's overhead of 56
+// bytes, each byte as one more entry.
 const jetRoom = 64
 
 type jetCache struct {
@@ -29,13 +30,13 @@ func openJet(s Settings) (Cache, error) {
 	o := []cache.Option{
 		cache.WithRemote(jetremote.NewGoRedisV9Adapter(r.Client)),
 		cache.WithRemoteExpiry(s.TTL + s.StaleFor),
-		cache.WithStatsDisabled(true), // by default it logs them each minute
+		cache.WithStatsDisabled(true), // by default jetcache logs statistics each minute
 	}
 	if !s.NoLocal {
 		o = append(o, cache.WithLocal(local.NewTinyLFU(s.Entries*jetRoom, s.TTL+s.StaleFor)))
 	}
 	if s.StaleFor > 0 {
-		o = append(o, cache.WithRefreshDuration(s.TTL)) // 1 s at least
+		o = append(o, cache.WithRefreshDuration(s.TTL)) // jetcache refreshes after 1 s at the earliest
 	}
 	return jetCache{r, cache.New(o...)}, nil
 }
@@ -46,7 +47,7 @@ func (c jetCache) Get(ctx context.Context, key string) (*Product, error) {
 	return p, c.cache.Once(ctx, key, cache.Value(p), cache.Do(load), cache.Refresh(c.StaleFor > 0))
 }
 
-// Invalidate deletes in Redis and in this process.
+// Invalidate deletes the key in Redis and in this process.
 func (c jetCache) Invalidate(ctx context.Context, key string) error { return c.cache.Delete(ctx, key) }
 
 func (c jetCache) Close() error {

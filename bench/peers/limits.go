@@ -14,18 +14,18 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A Putter takes all values at once. If it were filled key by key, a copy-on-write map would be copied for each.
+// A Putter takes all values at once. Without Put, a copy-on-write map would be copied for each key.
 type Putter interface {
 	Put(all map[string]*Product)
 }
 
-// limit is a raw part that is local.
+// limit returns a peer that is a raw operation in the memory of the process.
 func limit(name, module, about string, open func(Settings) (Cache, error)) Peer {
 	return Peer{Name: name, Module: module, About: about, Local: true, Limit: true, Open: open}
 }
 
-// keep loads a value and gives it to put. Each Get below calls its own table directly: what is timed must not pass
-// through a function value.
+// keep loads a value and gives it to put. Only misses use keep. On a hit, each Get below calls its table directly,
+// because a call through a function value would add to the measured time.
 func (s Settings) keep(ctx context.Context, key string, put func(string, *Product)) (*Product, error) {
 	p, err := s.Load(ctx, key)
 	if err == nil {
@@ -101,7 +101,7 @@ func (xsyncMap) Close() error { return nil }
 type cowMap struct {
 	Settings
 	table atomic.Pointer[map[string]*Product]
-	mu    sync.Mutex // of writers
+	mu    sync.Mutex // serialises writers
 }
 
 func (c *cowMap) Get(ctx context.Context, key string) (*Product, error) {
@@ -111,7 +111,7 @@ func (c *cowMap) Get(ctx context.Context, key string) (*Product, error) {
 	return c.keep(ctx, key, func(key string, p *Product) { c.Put(map[string]*Product{key: p}) })
 }
 
-// Put copies the table once.
+// Put copies the table once for all values.
 func (c *cowMap) Put(all map[string]*Product) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -160,7 +160,7 @@ func (c rawGetCache) Get(ctx context.Context, key string) (*Product, error) {
 	return undecoded, err
 }
 
-// undecoded stands for a value that was not decoded.
+// undecoded is the result of a Get that does not decode the value.
 var undecoded = new(Product)
 
 var limits = []Peer{

@@ -39,7 +39,7 @@ func (c otterCache) Get(ctx context.Context, key string) (*Product, error) {
 	return c.Cache.Get(ctx, key, c.load)
 }
 
-// Invalidate also prevents a running load from being stored.
+// Invalidate also prevents otter from storing the value of a running load.
 func (c otterCache) Invalidate(_ context.Context, key string) error {
 	c.Cache.Invalidate(key)
 	return nil
@@ -58,7 +58,7 @@ var hotLoading = Peer{
 		load := func(keys []string) (map[string]*Product, error) {
 			found := make(map[string]*Product, len(keys))
 			for _, key := range keys {
-				p, err := s.Load(context.Background(), key) // a loader of hot has no ctx
+				p, err := s.Load(context.Background(), key) // hot gives its loader no ctx
 				if err != nil {
 					return nil, err
 				}
@@ -83,7 +83,7 @@ func (c hotCache) Get(_ context.Context, key string) (*Product, error) {
 	return p, err
 }
 
-// Invalidate deletes.
+// Invalidate deletes the key in this process.
 func (c hotCache) Invalidate(_ context.Context, key string) error {
 	c.Delete(key)
 	return nil

@@ -1,6 +1,6 @@
-// Package peers gives one interface to every way to keep a cache in front of a database: refill, its peers, what people
-// write by hand, and the raw parts that bound what any of them can reach. Each is set up as its README says, for the
-// same job.
+// Package peers gives one interface to many ways to cache in front of a database: refill, its peers, caches written by
+// hand, and raw operations that no cache can beat. Each library is set up as its README says. All peers get the same
+// Settings.
 package peers
 
 import (
@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// Product is what all of them cache: some 1 KiB of JSON.
+// Product is the cached value: some 1 KiB of JSON.
 type Product struct {
 	ID          string    `json:"id"`
-	Seq         int64     `json:"seq"`   // which load made it
-	Began       int64     `json:"began"` // when that load began, µs since 1970
-	Ended       int64     `json:"ended"` // and when it ended
+	Seq         int64     `json:"seq"`   // number of the load that made it
+	Began       int64     `json:"began"` // when the load began, µs since 1970
+	Ended       int64     `json:"ended"` // when the load ended, µs since 1970
 	Name        string    `json:"name"`
 	Description string    `json:"description"`
 	Price       float64   `json:"price"`
@@ -25,20 +25,18 @@ type Product struct {
 // Load is the database query behind a cache.
 type Load func(ctx context.Context, key string) (*Product, error)
 
-// Settings are the job.
+// Settings is the job of a peer.
 type Settings struct {
 	Load     Load
 	TTL      time.Duration // fresh for this long
-	StaleFor time.Duration // then served while it is refreshed, by those that can; 0 = all callers wait
-	Entries  int           // what has to fit into L1
-	NoLocal  bool          // no L1, for those with two levels that can do without
-	Redis    string        // "host:port"; those that are Shared need it, the others ignore it
-
-	// Only refill uses Jitter. Only refill takes more than one "host:port" in Redis, with commas, for a Cluster.
-	Jitter float64
+	StaleFor time.Duration // after TTL, peers with Stale serve a value this long while they refresh it; 0 = not at all
+	Entries  int           // how many entries have to fit into L1
+	NoLocal  bool          // no L1; for peers that are Shared and Local, and can do without L1
+	Redis    string        // "host:port", for peers that are Shared; for refill, a Cluster has several, with commas
+	Jitter   float64       // only refill uses it
 }
 
-// A Cache answers Gets. Its values are shared and read-only.
+// A Cache answers Gets. Callers share its values and must not change them.
 type Cache interface {
 	Get(ctx context.Context, key string) (*Product, error)
 	Close() error
@@ -52,12 +50,12 @@ type Invalidator interface {
 // Peer is one way to cache.
 type Peer struct {
 	Name   string
-	Module string // its version is printed with the figures
-	About  string // one line: how it is set up
+	Module string // bench prints the version of this module with the figures
+	About  string // one line: how the peer is set up
 	Shared bool   // uses Redis
-	Local  bool   // answers from its own memory
+	Local  bool   // answers from the memory of the process
 	Stale  bool   // obeys Settings.StaleFor
 	Locks  bool   // at most one load at a time in the whole fleet
-	Limit  bool   // a raw part that does not load: Get returns what Put, or the first Get, left there
+	Limit  bool   // a raw operation, not a cache for users
 	Open   func(Settings) (Cache, error)
 }

@@ -10,7 +10,8 @@ import (
 	"github.com/refill-go/refill/internal/realtest"
 )
 
-// Every peer answers with what was loaded, then without a load, and loads again after an Invalidate.
+// The test runs each peer with and without L1. The first Get must return the loaded value, a later Get must not load,
+// and a Get after an Invalidate must load again.
 func TestPeers(t *testing.T) {
 	for _, p := range peers.All() {
 		for _, noLocal := range []bool{false, true} {
@@ -51,7 +52,8 @@ func testPeer(t *testing.T, p peers.Peer, noLocal bool) {
 	if got := get(); got.ID != "42" || got.Seq != 1 {
 		t.Fatalf("the first Get gives %+v", got)
 	}
-	// sturdyc stores after it has answered: for a moment, another load is correct.
+	// sturdyc stores a value after it has answered, so an early second Get may load again. get is repeated until it does
+	// not load.
 	for before := int64(0); before != loads.Load(); {
 		before = loads.Load()
 		get()
@@ -60,7 +62,8 @@ func testPeer(t *testing.T, p peers.Peer, noLocal bool) {
 	if got := get(); loads.Load() != before || p.Name != "goredis-get" && got.ID != "42" {
 		t.Fatalf("a later Get gives %+v, loads: %d, then %d", got, before, loads.Load())
 	}
-	// rocks-weak loads after it has answered with the old value. gocache may put back what it was about to store.
+	// Invalidate and get are repeated until there is a load. rocks-weak answers with the old value before it loads.
+	// gocache may store the old value again after the Invalidate.
 	if i, ok := c.(peers.Invalidator); ok {
 		for loads.Load() == before {
 			if err := i.Invalidate(t.Context(), "42"); err != nil {

@@ -40,7 +40,8 @@ func (c pollCache) Get(ctx context.Context, key string) (*Product, error) {
 	}
 }
 
-// locked reads again before it loads: the lock may be free because another caller has just filled the key.
+// locked reads again before it loads, because another caller may have filled the key just before this caller got the
+// lock.
 func (c pollCache) locked(ctx context.Context, key, lock string) (*Product, error) {
 	defer c.Del(context.WithoutCancel(ctx), lock)
 	if p, err := c.read(ctx, key); p != nil || err != nil {

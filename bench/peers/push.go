@@ -8,9 +8,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// pushed is the least that waiting for another process can cost. The process that wins the lock loads; then it writes
-// the value and announces it in one pipeline. The others get the value from the announcement. Nothing is renewed,
-// checked or retried.
+// pushed shows the least possible cost of waiting for another process. The process that gets the lock loads. Then it
+// writes and announces the value in one pipeline. The other processes get the value from the announcement. No process
+// renews, checks or retries anything.
 var pushed = Peer{
 	Name: "setpublish", Module: "github.com/redis/go-redis/v9",
 	About:  "GET, SET NX, load, then SET and PUBLISH of the value in one pipeline; JSON",
@@ -48,13 +48,13 @@ func (c *pushedCache) receive() {
 		if json.Unmarshal([]byte(m.Payload), p) == nil {
 			select {
 			case c.box(p.ID) <- p:
-			default: // the value before was not taken
+			default: // no Get has taken the previous value of this key
 			}
 		}
 	}
 }
 
-// box is where the value of a key arrives.
+// box returns the channel on which the announced value of a key arrives.
 func (c *pushedCache) box(key string) chan *Product {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -40,7 +40,7 @@ func openRefill(s Settings, codec refill.Codec) (Cache, error) {
 }
 
 func (s Settings) config(client redis.UniversalClient) refill.Config {
-	c := refill.Config{TTL: s.TTL, StaleFor: s.StaleFor, LocalEntries: s.Entries, Jitter: s.Jitter}
+	c := refill.Config{TTL: s.TTL, StaleFor: s.StaleFor, LocalEntries: s.Entries, LocalBytes: -1, Jitter: s.Jitter}
 	if s.NoLocal {
 		c.LocalTTL = -1
 	}
@@ -63,7 +63,7 @@ func (r refiller) Close() error {
 	return err
 }
 
-// Codecs are refill with values that are not stored as JSON, to measure what the codec costs.
+// Codecs returns refill with codecs other than JSON. The suite l2 measures these peers to show the cost of the codec.
 func Codecs() []Peer {
 	return []Peer{
 		{

@@ -31,7 +31,7 @@ type rocks struct {
 func openRocks(s Settings, strong bool) (Cache, error) {
 	o := rockscache.NewDefaultOptions()
 	o.StrongConsistency = strong
-	o.RandomExpireAdjustment = 0 // the rest is cut to whole seconds, so a TTL of 1 s with jitter would be 0
+	o.RandomExpireAdjustment = 0 // rockscache rounds TTL minus jitter down to seconds, so 1 s would become 0
 	r := dial(s)
 	return rocks{r, rockscache.NewClient(r.Client, o)}, nil
 }
@@ -39,7 +39,7 @@ func openRocks(s Settings, strong bool) (Cache, error) {
 func (c rocks) Get(ctx context.Context, key string) (*Product, error) {
 	ttl := c.TTL + c.cache.Options.Delay // Fetch subtracts Delay
 	text, err := c.cache.Fetch2(ctx, key, ttl, func() (string, error) {
-		p, err := c.Load(ctx, key) // perhaps after the answer
+		p, err := c.Load(ctx, key) // in weak mode, perhaps after Get has returned
 		if err != nil {
 			return "", err
 		}
@@ -56,7 +56,7 @@ func (c rocks) Get(ctx context.Context, key string) (*Product, error) {
 	return p, json.Unmarshal([]byte(text), p)
 }
 
-// Invalidate tags the key as deleted: weak readers get the old value until the new one is stored.
+// Invalidate marks the key as deleted. In weak mode, readers get the old value until the new value is stored.
 func (c rocks) Invalidate(ctx context.Context, key string) error {
 	return c.cache.TagAsDeleted2(ctx, key)
 }

@@ -23,7 +23,7 @@ type asideCache struct {
 
 func openAside(s Settings) (Cache, error) {
 	client, err := rueidisaside.NewClient(rueidisaside.ClientOption{
-		// The default of 128 MiB holds 100,000 Products.
+		// The client-side cache has its default of 128 MiB, which holds 100,000 Products.
 		ClientOption: rueidis.ClientOption{InitAddress: []string{s.Redis}},
 	})
 	if err != nil {
@@ -44,7 +44,7 @@ func (c asideCache) Get(ctx context.Context, key string) (*Product, error) {
 	return c.typed.Get(ctx, c.TTL, key, c.Load)
 }
 
-// Invalidate deletes; Redis announces that to all nodes.
+// Invalidate deletes the key in Redis. Redis announces the deletion to all nodes.
 func (c asideCache) Invalidate(ctx context.Context, key string) error { return c.typed.Del(ctx, key) }
 
 func (c asideCache) Close() error {

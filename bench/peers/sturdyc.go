@@ -24,13 +24,14 @@ var (
 type sturdyCache struct {
 	Settings
 	client *sturdyc.Client[*Product]
-	redis  *remote // nil: none
+	redis  *remote // nil: no Redis
 }
 
-// openSturdy splits L1 into 10 shards that drop 10 % when full, as its README does.
+// openSturdy splits L1 into 10 shards, each of which drops 10 % of its entries when it is full, as in the README of
+// sturdyc.
 func openSturdy(s Settings, o ...sturdyc.Option) *sturdyc.Client[*Product] {
 	if s.StaleFor > 0 {
-		// A refresh that takes longer than the last argument, 10 ms in the README, is started once more.
+		// If a refresh takes longer than the last argument, sturdyc starts the refresh again. The README has 10 ms there.
 		o = append(o, sturdyc.WithEarlyRefreshes(s.TTL*9/10, s.TTL, s.TTL+s.StaleFor, s.TTL))
 	}
 	return sturdyc.New[*Product](s.Entries, 10, s.TTL+s.StaleFor, 10, o...)
@@ -53,7 +54,7 @@ func (c sturdyCache) Get(ctx context.Context, key string) (*Product, error) {
 	return c.client.GetOrFetch(ctx, key, func(ctx context.Context) (*Product, error) { return c.Load(ctx, key) })
 }
 
-// Invalidate deletes in this process, and in Redis if there is one.
+// Invalidate deletes the key in this process, and in Redis if the peer uses Redis.
 func (c sturdyCache) Invalidate(ctx context.Context, key string) error {
 	c.client.Delete(key)
 	if c.redis == nil {
@@ -69,7 +70,7 @@ func (c sturdyCache) Close() error {
 	return c.redis.Close()
 }
 
-// sturdyStore has the methods that sturdyc asks for. They cannot return errors.
+// sturdyStore has the methods that sturdyc needs of a store. These methods return no errors.
 type sturdyStore struct{ remote }
 
 func (s sturdyStore) Get(ctx context.Context, key string) ([]byte, bool) {

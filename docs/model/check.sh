@@ -84,7 +84,9 @@ breaks() {
 }
 
 row '' states options 'as it is: holds'
-holds 'G1 G2 G3 G6: loads that fail or are abandoned' -DFAILS -DGETS=4
+holds 'G1 G2 G3 G6: loads that fail or are abandoned' -DFAILS
+holds 'G1 G2 G3 G6: the same, four Gets in one back-off' -DFAILS -DLASTING -DGETS=4
+holds 'G1 G2 G3 G6: the same with three nodes' -DFAILS -DNODES=3
 holds 'G1 G2 G3: stale values served and refreshed' -DSTALE -DTTL=1 -DAT=1
 holds 'G1 G2 G3: stale values, not all of them served' -DSTALE -DERROR_ONLY -DTTL=2
 holds 'G1 G2 G3: three nodes, four Gets' -DNODES=3 -DGETS=4
@@ -107,6 +109,8 @@ newer='(began[me]>lastStored)'
 single='((claim==0)||dead['
 none='!((((value!=0)&&!(aged[value]))&&!(markedStale)))'
 futile='((phase[lease]!='
+sick='(hasFailed[n]||(sick>=2))'
+noted='((lease>50)&&(lease<100))'
 asleep=0
 breaks 'G3: an overtaken filler stores over a newer value' "$newer" -DNO_CLAIM_CHECK -DFAULTS -DINVALIDATIONS=0
 breaks 'G2: a load from before the Invalidate is stored' "$stored" -DNO_CLAIM_CHECK
@@ -125,6 +129,15 @@ breaks 'G2: a Get is answered with an invalidated value' "$answered" -DWAITER_TA
 breaks 'G1: a second load although there is a fresh value' "$none" -DNO_VALUE_CHECK
 breaks 'G1: two loads at a time' "$single" -DNO_LEASE_CHECK
 breaks 'G6: a load before the back-off is over' '!(backingOff)' -DNO_BACKOFF -DFAILS
+breaks 'G6: the failures of one node fail another node' "$sick" -DFIRST_FAILURE_HOLDS_ALL -DFAILS
+breaks 'the same' "$sick" -DFIRST_FAILURE_ANSWERS -DFAILS
+breaks 'G6: three loads in one back-off' '(asked<=2)' -DHELD_BACK_LOADS -DFAILS
+breaks 'the same' '(asked<=2)' -DNOTE_NOT_TOLD -DFAILS -DNODES=3
+breaks 'G6: an error although another node may load' "$noted" -DHELD_BACK_DOES_NOT_LOOK -DFAILS
+breaks 'the same' "$noted" -DLOOK_BELIEVES_MEMORY -DFAILS
+breaks 'an error from before the Invalidate' '(saw[(lease-100)]>=wants[me])' -DINVALIDATE_KEEPS_BACKOFF -DFAILS
+breaks 'the same' '(saw[heldBack[n]]>=wants[me])' -DINVALIDATE_KEEPS_MEMORY -DFAILS
+breaks 'the same' '(saw[heldBack[n]]>=wants[me])' -DNOTE_KEEPS_BACKOFF -DFAILS -DLASTING -DGETS=4
 breaks 'G4: a lease is left behind' '(lease!=me)' -DREJECT_KEEPS_LEASE -DFAULTS
 breaks 'G4: a Get sleeps although the lease is free' "$asleep" -DSILENT_REJECT -DFAULTS
 breaks 'the same' "$asleep" -DSILENT_CHANGED -DSTALE -DERROR_ONLY -DTTL=2 -DGETS=4 -DINVALIDATIONS=0

@@ -16,6 +16,7 @@
  *   ERROR_ONLY       ... and some values are past StaleFor, and kept for StaleIfError: a Get that finds one waits
  *   TTL=n            n values grow old
  *   FAILS            loads fail, or are abandoned by their callers
+ *   LASTING          notes and back-offs do not end by time
  *   LARGE            records do not travel with their announcement
  *   FAULTS           a lease or a claim may run out at any moment, also while its holder loads or is paused
  *   CYCLES           no renewals, so that a search for cycles finds others
@@ -41,11 +42,20 @@
 
 /* A token names one fill, and its record. A flight loads at most once, so the token is the number of its Get. */
 #define NONE 0
-#define BACKOFF 100 /* what Fail leaves in the place of a lease: a lease without a holder */
 #define node(token) ((token - 1) % NODES)
 
-/* Announcements. subscribed is no message: the node learns that its subscription works. */
-mtype = { filled, failed, released, invalidated, subscribed };
+/* Fail leaves the number of the failed load in the place of the lease, as a note or as a back-off. */
+#define NOTE 50     /* one node has failed. The lease is free, and the fill that takes it learns of the failure */
+#define BACKOFF 100 /* two nodes have failed in a row. No fill gets the lease */
+#define isHeld(lease) (lease != NONE && lease < NOTE)
+#define isNote(lease) (lease > NOTE && lease < BACKOFF)
+#define isBackOff(lease) (lease > BACKOFF)
+
+/*
+ * Announcements. Fail announces failed if it leaves a note, and failedForAll if it leaves a back-off. The node itself
+ * makes the message subscribed, when its subscription works again.
+ */
+mtype = { filled, failed, failedForAll, released, invalidated, subscribed };
 /* The phase of a fill. leased: a refresh between its two steps. */
 mtype = { idle, leased, loading };
 /* A flight without waiters: a refresh, or a flight that has served all its callers a stale value. */
@@ -71,6 +81,8 @@ bool l1Superseded[NODES];  /* another record is stored: served as stale */
 byte l1Epoch[NODES];       /* epoch of the entry, noted before its read began */
 byte epoch[NODES] = 1;     /* current epoch; raised by all that makes entries invalid. 0 is never current */
 byte flight[NODES];        /* the flight that a Get may join */
+byte heldBack[NODES];      /* the failed load because of which this node does not load now */
+bool forAll[GETS + 1];     /* the failure of this load was the second in a row, so it counts for all nodes */
 mtype subscription[NODES] = connected;
 bool dead[NODES];
 
@@ -96,7 +108,10 @@ byte promised[NODES];   /* versions below it must not be served as fresh to a ne
 byte promisedL1[NODES]; /* ... or, after a subscription has returned, not by L1 */
 byte wants[GETS + 1];   /* the same for all callers that have joined this flight */
 bool due = true;        /* a load is due: no value, an old or invalidated one, or a load that ended without one */
-bool backingOff;        /* a load has failed, and its back-off is not over */
+bool backingOff;        /* two nodes have failed, and the back-off is not over */
+bool hasFailed[NODES];  /* a load of this node has failed */
+byte sick;              /* how many nodes have failed loads */
+byte asked;             /* loads since the last value, Invalidate, abandoned load, or end of a note or back-off */
 
 /* ---- What keeps the search small. ---- */
 
@@ -168,7 +183,7 @@ inline free(token, had)
 #ifdef NO_LEASE_CHECK
 #define heldByAnother(token) false
 #else
-#define heldByAnother(token) (lease != NONE && lease != token)
+#define heldByAnother(token) (isHeld(lease) && lease != token)
 #endif
 
 /* acquire.lua, if the value is the one that was seen and no other fill has the lease: take both in one act. */
@@ -178,8 +193,12 @@ inline acquireBoth(token)
 	assert(claim == NONE || dead[node(claim)]); /* G1: one load at a time ... */
 	assert(!fresh(value, markedStale));         /* ... none while there is a fresh value ... */
 	assert(due);                                /* ... and one per expiry */
-	assert(!backingOff);                        /* G6: after a failure, none before the back-off is over */
+	assert(!backingOff);                        /* G6: after two failures, none before the back-off is over */
 	due = false;
+#ifdef FAILS
+	asked++;
+	assert(asked <= 2);                         /* G6: at most two loads per back-off */
+#endif
 #endif
 	takeLease(token);
 	claim = token;
@@ -200,6 +219,13 @@ inline acquireBoth(token)
 #endif
 #endif
 
+/* Nodes may still remember a failure of the key. */
+#ifdef SILENT_AFTER_FAILURE
+#define afterFailure(n) false
+#else
+#define afterFailure(n) (heldBack[n] != NONE || earlier != NONE)
+#endif
+
 /* publish.lua. stored: the record was stored. */
 inline publish(token, replaced, stored)
 {
@@ -213,11 +239,12 @@ inline publish(token, replaced, stored)
 		assert(began[token] > lastStored);   /* G3: never over a newer one */
 		assert(saw[token] >= invalidBelow); /* G2: never a version that was invalidated */
 		lastStored = began[token];
+		asked = 0;
 		claim = NONE;
 		value = token;
 		markedStale = false;
 		if
-		:: replaced == NONE && unawaited(token) /* PublishRequest.AnnounceIfAwaited */
+		:: replaced == NONE && unawaited(token) && !afterFailure(n) /* PublishRequest.AnnounceIfAwaited */
 		:: else -> announce(filled, token, replaced)
 		fi;
 		freeLease() /* the lease of any fill */
@@ -233,23 +260,43 @@ inline publish(token, replaced, stored)
 		fi
 #endif
 	fi;
+	heldBack[n] = NONE;
 	assert(lease != token); /* the end of a fill leaves no lease behind */
 	began[token] = 0;
 	phase[token] = idle
 }
 
-/* fail.lua. */
-inline fail(token, had)
+/* The failure of this load is the second in a row, so it counts for all nodes. */
+#ifdef FIRST_FAILURE_HOLDS_ALL
+#define second() true
+#else
+#define second() (earlier != NONE)
+#endif
+
+/*
+ * The node remembers its failure, unless the key was invalidated here during the load. Then comes fail.lua. The lease
+ * of another fill stays.
+ */
+inline fail(n, token, had)
 {
+	if :: epochRead == epoch[n] -> heldBack[n] = token :: else fi;
+	if :: !hasFailed[n] -> hasFailed[n] = true; sick++ :: else fi;
 	free(token, had);
 	if
 	:: had ->
-#ifndef NO_BACKOFF
-		if :: lease == NONE -> lease = BACKOFF :: else fi;
-#endif
-		backingOff = true;
 		due = true;
-		announce(failed, token, NONE)
+		if
+		:: second() ->
+			forAll[token] = true;
+			backingOff = true;
+#ifndef NO_BACKOFF
+			if :: !isHeld(lease) -> lease = BACKOFF + token :: else fi;
+#endif
+			announce(failedForAll, token, NONE)
+		:: else ->
+			if :: !isHeld(lease) && !isBackOff(lease) -> lease = NOTE + token :: else fi;
+			announce(failed, token, NONE)
+		fi
 	:: else
 	fi;
 	had = false;
@@ -263,7 +310,7 @@ inline release(token, had)
 	free(token, had);
 	if
 	:: had ->
-		if :: phase[token] == loading -> due = true :: else fi;
+		if :: phase[token] == loading -> due = true; asked = 0 :: else fi;
 #ifndef SILENT_RELEASE
 		announce(released, NONE, NONE)
 #endif
@@ -284,8 +331,13 @@ inline invalidateKey(n, version)
 	markedStale = false;
 #endif
 #ifndef INVALIDATE_KEEPS_LEASE
+#ifdef INVALIDATE_KEEPS_BACKOFF
+	if :: isHeld(lease) -> freeLease() :: else fi;
+#else
 	freeLease();
+#endif
 	backingOff = false;
+	asked = 0;
 #endif
 #ifndef INVALIDATE_KEEPS_CLAIM
 	claim = NONE;
@@ -328,10 +380,14 @@ inline raiseEpoch(n)
 	l1Epoch[n] = 0
 }
 
-/* Invalidate on this node: L1 and the flight. */
+/* Invalidate on this node: L1, the flight, and the failure that this node remembers. */
 inline dropLocal(n)
 {
 	raiseEpoch(n);
+#ifndef INVALIDATE_KEEPS_MEMORY
+	heldBack[n] = NONE;
+#endif
+	asked = 0;
 #ifndef NO_DETACH
 	flight[n] = NONE /* Forget: the flight goes on for the callers that have joined */
 #endif
@@ -371,6 +427,41 @@ inline notify(n, kind, token)
 #define renewable(token) (lease == token && claim == token)
 #endif
 
+/* acquire.go, heldBack. */
+#ifdef HELD_BACK_LOADS
+#define mayNotLoad(n) false
+#else
+#define mayNotLoad(n) (heldBack[n] != NONE)
+#endif
+
+/* acquire.go, onFailure: the failure that is announced is the second in a row, of another node than the first. */
+#ifdef FIRST_FAILURE_ANSWERS
+#define secondOf(token) true
+#else
+#define secondOf(token) (earlier != NONE && node(earlier) != node(token))
+#endif
+
+/*
+ * acquire.go, waitForOthers: an Invalidate or another fill has ended what this node remembers. A back-off for all nodes
+ * has ended if the store has only a note. (The announcement of the back-off may arrive after an Invalidate here.)
+ */
+#ifdef NOTE_KEEPS_BACKOFF
+#define outdated(token) (!isNote(lease))
+#else
+#define outdated(token) (!isNote(lease) || forAll[token])
+#endif
+
+/* A node that is held back gives up only over a note. So no other node loads, and no Invalidate has come. */
+#define noOtherLoad() assert(isNote(lease))
+
+/* The callers get the error of a failed load. */
+inline answerFailure(token)
+{
+	assert(hasFailed[n] || sick >= 2); /* G6: the failures of one node are no answer on another node */
+	assert(saw[token] >= wants[me]);   /* Invalidate ends notes and back-offs */
+	endFlight()
+}
+
 /* No announcement has arrived that would wake this flight, and none is on its way. */
 #define nothingAnnounced(n) (announced[me] == 0 && empty(inbox[n]) && subscription[n] == connected)
 
@@ -398,7 +489,8 @@ inline endGet()
 	if
 	:: openGets[n] == 0 ->
 		do :: nempty(inbox[n]) -> inbox[n]?_, _, _ :: empty(inbox[n]) -> break od;
-		l1[n] = NONE; l1MarkedStale[n] = false; l1Superseded[n] = false; l1Epoch[n] = 0
+		l1[n] = NONE; l1MarkedStale[n] = false; l1Superseded[n] = false; l1Epoch[n] = 0;
+		heldBack[n] = NONE
 	:: else
 	fi
 }
@@ -410,7 +502,7 @@ inline endFlight()
 	if :: flight[n] == me -> flight[n] = NONE :: else fi;
 	stopWaiting();
 	holder[me] = NONE; wants[me] = 0; seen = 0; epochRead = 0; rec = NONE;
-	recMarkedStale = false; tryMode = false; background[me] = 0
+	recMarkedStale = false; tryMode = false; look = false; earlier = NONE; background[me] = 0
 }
 
 proctype Get(byte me)
@@ -422,6 +514,8 @@ proctype Get(byte me)
 	bool recMarkedStale; /* ... and whether Expire has marked it stale */
 	bool callerServed;   /* the caller has been served a stale value */
 	bool tryMode;        /* Mode Try: no caller waits */
+	bool look;           /* Mode Look: this node is held back */
+	byte earlier;        /* the last failed load of another node */
 	bool ok;             /* a reply */
 
 	{
@@ -502,14 +596,22 @@ Acquire: /* Step 3: driver.Store.Acquire. Earlier announcements no longer count:
 		:: phase[me] == leased /* the second step of Mode Try */
 		:: else ->
 			epochRead = epochOf(n);
+			look = mayNotLoad(n);
 			if
-			:: tryMode && lease == NONE -> /* its first step, SET NX: all nodes but one leave here */
+#ifdef HELD_BACK_DOES_NOT_LOOK
+			:: look -> noOtherLoad(); answerFailure(heldBack[n]); goto end_over
+#else
+			:: look && background[me] -> answerFailure(heldBack[n]); goto end_over
+			:: look && !background[me]
+#endif
+			:: !look && tryMode && lease == NONE -> /* its first step, SET NX: all nodes but one leave here */
 				takeLease(me);
 				phase[me] = leased;
 				goto Acquire /* ends the atomic: anything may happen in between */
-			:: tryMode && lease != NONE && lease != BACKOFF && !background[me] -> tryMode = false /* a caller joined: Wait */
-			:: tryMode && (lease == BACKOFF || lease != NONE && background[me]) -> endFlight(); goto end_over
-			:: !tryMode
+			:: !look && tryMode && isHeld(lease) && !background[me] -> tryMode = false /* a caller joined: Wait */
+			:: !look && tryMode && isHeld(lease) && background[me] -> endFlight(); goto end_over
+			:: !look && tryMode && isBackOff(lease) -> answerFailure(lease - BACKOFF); goto end_over
+			:: !look && (!tryMode || isNote(lease)) /* SET NX does not replace a note, but the script does */
 			fi
 		fi;
 		phase[me] = idle;
@@ -526,8 +628,8 @@ Acquire: /* Step 3: driver.Store.Acquire. Earlier announcements no longer count:
 			:: else
 			fi;
 			goto Serve
-		:: !changed(seen) && lease == BACKOFF -> endFlight(); goto end_over /* with the error that the failed load left */
-		:: !changed(seen) && lease != BACKOFF && heldByAnother(me) ->
+		:: !changed(seen) && isBackOff(lease) -> answerFailure(lease - BACKOFF); goto end_over
+		:: !changed(seen) && !isBackOff(lease) && heldByAnother(me) ->
 			leaseAwaited = true;
 			if
 			:: background[me] -> endFlight(); goto end_over /* another node already refreshes the key */
@@ -538,8 +640,19 @@ Acquire: /* Step 3: driver.Store.Acquire. Earlier announcements no longer count:
 			assert(phase[lease] != loading || claim == lease); /* no flight waits for a load that can no longer be stored */
 #endif
 			holder[me] = lease;
+			look = false;
 			waits[me] = true
-		:: !changed(seen) && lease != BACKOFF && !heldByAnother(me) ->
+		:: !changed(seen) && !isBackOff(lease) && !heldByAnother(me) && look -> /* Mode Look takes nothing */
+			if
+#ifndef LOOK_BELIEVES_MEMORY
+			:: outdated(heldBack[n]) -> heldBack[n] = NONE; look = false; goto Acquire
+#endif
+			:: else -> noOtherLoad(); answerFailure(heldBack[n]); goto end_over
+			fi
+		:: !changed(seen) && !isBackOff(lease) && !heldByAnother(me) && !look ->
+#ifndef NOTE_NOT_TOLD
+			if :: isNote(lease) && node(lease - NOTE) != n -> earlier = lease - NOTE :: else fi;
+#endif
 			acquireBoth(me);
 			goto Load
 		fi
@@ -557,9 +670,11 @@ Wait: /* The announcement, or the end of the lease, whichever is first. */
 				stopWaiting();
 				goto Serve
 #endif
-			:: announced[me] == failed && ok -> /* with its error */
-				endFlight();
+			:: (announced[me] == failedForAll || announced[me] == failed && secondOf(announcedToken[me])) && ok ->
+				answerFailure(announcedToken[me]);
 				goto end_over
+			:: announced[me] == failed && !secondOf(announcedToken[me]) && ok && node(announcedToken[me]) != n ->
+				earlier = announcedToken[me] /* one of the waiting flights loads again */
 			:: else
 			fi;
 			if
@@ -584,7 +699,7 @@ Load: /* Step 4: the load runs. */
 		publish(me, seen, ok);
 		break }
 #ifdef FAILS
-	:: atomic { fail(me, ok); endFlight(); goto end_over }    /* Step 6: fail.lua. */
+	:: atomic { fail(n, me, ok); endFlight(); goto end_over } /* Step 6: fail.lua. */
 	:: atomic { release(me, ok); endFlight(); goto end_over } /* the last caller has left */
 #endif
 	od;
@@ -672,6 +787,11 @@ end:
 #endif
 		:: else
 		fi;
+		if
+		:: kind == failedForAll && node(token) != n -> heldBack[n] = token /* a node knows its own failures already */
+		:: kind == filled -> heldBack[n] = NONE
+		:: else
+		fi;
 		notify(n, kind, token);
 		kind = 0; token = 0; replaced = 0
 		}
@@ -720,7 +840,7 @@ proctype Time()
 #endif
 end:
 	do
-	:: atomic { lease != NONE && lease != BACKOFF && !renewed(lease) ->
+	:: atomic { isHeld(lease) && !renewed(lease) ->
 		i = 1;
 		do
 		:: i <= GETS ->
@@ -729,7 +849,15 @@ end:
 		:: else -> i = 0; break
 		od;
 		freeLease() }
-	:: atomic { lease == BACKOFF -> lease = NONE; backingOff = false }
+#ifndef LASTING
+	:: atomic { isBackOff(lease) -> lease = NONE; backingOff = false; asked = 0 }
+	:: atomic { isNote(lease) -> lease = NONE; asked = 0 }
+	:: atomic { heldBack[0] != NONE -> heldBack[0] = NONE; asked = 0 }
+	:: atomic { heldBack[1] != NONE -> heldBack[1] = NONE; asked = 0 }
+#if NODES > 2
+	:: atomic { heldBack[2] != NONE -> heldBack[2] = NONE; asked = 0 }
+#endif
+#endif
 #ifdef FAULTS
 	:: atomic { claim != NONE -> claim = NONE }
 #endif

@@ -15,16 +15,16 @@ import (
 	_ "modernc.org/sqlite"
 )
 
-// poolSize is how many queries the database answers at a time. The others wait for a connection, as in production.
+// poolSize is how many queries the database answers at a time. Further queries wait for a connection, as in production.
 const poolSize = 50
 
-// rig sits between database/sql and the real driver, so that the nodes see an ordinary *sqlx.DB. It counts every query.
-// It makes queries slow, or makes them fail, when a scene says so.
+// rig stands between database/sql and the real driver, so that the nodes see an ordinary *sqlx.DB. The rig counts every
+// query. The fields delay and down make queries slow, or make them fail.
 type rig struct {
 	driver  driver.Driver
 	dsn     string
 	queries atomic.Int64
-	delay   atomic.Int64 // a sleep before every query, in ns: the only thing here that is simulated
+	delay   atomic.Int64 // a sleep before every query, in ns
 	down    atomic.Bool  // queries fail after the delay
 }
 
@@ -45,7 +45,7 @@ type riggedConn struct {
 
 var errDown = errors.New("the database is down")
 
-// QueryContext runs every SELECT. The sleep keeps the connection busy, as a slow query would.
+// QueryContext runs every SELECT. The sleep before the query keeps the connection busy, as a slow query would.
 func (c *riggedConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
 	c.rig.queries.Add(1)
 	if err := pause(ctx, time.Duration(c.rig.delay.Load())); err != nil {
@@ -57,8 +57,8 @@ func (c *riggedConn) QueryContext(ctx context.Context, query string, args []driv
 	return c.Conn.(driver.QueryerContext).QueryContext(ctx, query, args)
 }
 
-// openDatabase opens a database behind a rig. The DSN is postgres://… or SQLite's. Without one it is an SQLite database
-// in memory, which is gone with its last connection.
+// openDatabase opens a database behind a rig. The dsn is postgres://… or a DSN of SQLite. If dsn is empty, the database
+// is an SQLite database in memory, which ends with its last connection.
 func openDatabase(dsn string) (*sqlx.DB, *rig, error) {
 	name := "postgres"
 	if !strings.HasPrefix(dsn, "postgres://") {
@@ -72,7 +72,7 @@ func openDatabase(dsn string) (*sqlx.DB, *rig, error) {
 	db := sqlx.NewDb(sql.OpenDB(r), name)
 	db.SetMaxOpenConns(poolSize)
 	db.SetMaxIdleConns(poolSize)
-	return db, r, direct.Close() // direct has never connected
+	return db, r, direct.Close() // direct has no connections; only its driver is used
 }
 
 // dropTable and createTable are the only functions of this program that write to the database.

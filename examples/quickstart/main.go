@@ -1,9 +1,10 @@
-// The quickstart program runs the same traffic against three nodes without refill and three nodes with it, through an
-// expiry, a slow database and a failing one. It prints what happened. It needs nothing but Go:
+// The quickstart program sends the same traffic to three nodes without refill and to three nodes with refill. Its
+// scenes are an expiry, a slow database and a failing database. It prints the results of each scene. It needs only
+// Go:
 //
 //	go run ./examples/quickstart
 //
-// node.go holds the lines to copy, plain.go what they replace.
+// node.go holds the lines to copy. plain.go holds the code that those lines replace.
 package main
 
 import (
@@ -30,8 +31,8 @@ func main() {
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	context.AfterFunc(ctx, stop) // a second Ctrl-C ends it at once
-	logging.Disable()            // go-redis: run returns what goes wrong here
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once
+	logging.Disable()            // of go-redis, because run returns the errors
 	var err error
 	if flag.NArg() > 0 {
 		err = fmt.Errorf("unexpected argument %q; -h shows the flags", flag.Arg(0))
@@ -44,10 +45,10 @@ func main() {
 	}
 }
 
-// size says how large the scenes are. The test runs smaller ones.
+// size says how large the scenes are. The test runs smaller scenes.
 type size struct {
 	requests int           // per scene and fleet
-	ttl      time.Duration // stands for the minutes of your own cache
+	ttl      time.Duration // of the cache entry; real caches have minutes
 	query    time.Duration // of a query
 	slow     time.Duration // of a query when the database is slow
 	outage   time.Duration // how long the database fails
@@ -58,7 +59,7 @@ var full = size{
 	outage: 2 * time.Second,
 }
 
-// fleetSize is how many nodes are behind the load balancer that fire plays.
+// fleetSize is how many nodes a fleet has. fire acts as the load balancer in front of a fleet.
 const fleetSize = 3
 
 // fleet is a group of nodes that do the same work in the same way.
@@ -69,7 +70,7 @@ type fleet struct {
 	forget func(context.Context) error // drops what the fleet has cached
 }
 
-// demo is all that runs in this program.
+// demo holds all that runs in this program.
 type demo struct {
 	size
 
@@ -80,7 +81,7 @@ type demo struct {
 	closeLast []func() error // in reverse order
 }
 
-// run plays all scenes and returns what they measured: without refill, with it.
+// run plays all scenes. It returns two reports per scene: without refill, and with refill.
 func run(ctx context.Context, out io.Writer, redisAddr, dsn string, s size) (reports [][2]report, err error) {
 	d := &demo{size: s, out: out, client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: s.requests}}}
 	defer func() {
@@ -112,7 +113,7 @@ func (d *demo) start(ctx context.Context, redisAddr, dsn string) error {
 			return fmt.Errorf("the embedded Redis does not start: %w", err)
 		}
 		d.atEnd(func() error { embedded.Close(); return nil })
-		embedded.ClockTTL(true) // otherwise its keys never expire
+		embedded.ClockTTL(true) // otherwise the keys of miniredis never expire
 		redisAddr = embedded.Addr()
 	}
 	db, database, err := openDatabase(dsn)
@@ -147,21 +148,21 @@ func (d *demo) start(ctx context.Context, redisAddr, dsn string) error {
 			return err
 		}
 	}
-	d.atEnd(func() error { return d.gone(context.WithoutCancel(ctx)) }) // leaves a Redis of yours as it was
+	d.atEnd(func() error { return d.gone(context.WithoutCancel(ctx)) }) // removes the entries, for a Redis given by -redis
 	fmt.Fprintf(d.out, "%d nodes without refill, %d with it; Redis at %s, %s. The same traffic for both.\n"+
 		"Answers are fresh, stale (the old value), or waited for the database.\n\n",
 		fleetSize, fleetSize, redisAddr, db.DriverName())
 	return nil
 }
 
-// connect gives a node Redis connections of its own.
+// connect returns a new Redis client, so that each node has connections of its own.
 func (d *demo) connect(redisAddr string) *redis.Client {
 	rdb := redis.NewClient(&redis.Options{Addr: redisAddr, ContextTimeoutEnabled: true})
 	d.atEnd(rdb.Close)
 	return rdb
 }
 
-// serve puts a node of a fleet on the network.
+// serve starts an HTTP server for a node, and adds the URL of the node to its fleet.
 func (d *demo) serve(f *fleet, node http.Handler) error {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -170,7 +171,7 @@ func (d *demo) serve(f *fleet, node http.Handler) error {
 	mux := http.NewServeMux()
 	mux.Handle("GET /product/{id}", node)
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}
-	go func() { _ = server.Serve(listener) }() // ends with ErrServerClosed
+	go func() { _ = server.Serve(listener) }() // Close ends Serve
 	d.atEnd(server.Close)
 	d.atEnd(func() error { d.client.CloseIdleConnections(); return nil })
 	f.urls = append(f.urls, "http://"+listener.Addr().String()+"/product/42")

@@ -27,12 +27,12 @@ type product struct {
 func loadProduct(ctx context.Context, db *sqlx.DB, id string) (p product, err error) {
 	err = db.GetContext(ctx, &p, db.Rebind(`SELECT id, name, cents FROM refill_quickstart WHERE id = ?`), id)
 	if errors.Is(err, sql.ErrNoRows) {
-		err = fmt.Errorf("product %s: %w", id, refill.ErrNotFound) // an absence is an answer, and is cached as one
+		err = fmt.Errorf("product %s: %w", id, refill.ErrNotFound) // refill caches this absence
 	}
 	return p, err
 }
 
-// node is one process of a fleet. These are the lines to copy.
+// node is one process of a fleet. To use refill in your program, copy node, newNode and ServeHTTP.
 type node struct {
 	products *refill.Loader[product]
 }
@@ -44,7 +44,7 @@ func newNode(rdb redis.UniversalClient, db *sqlx.DB, ttl time.Duration, onEvent 
 		TTL:      ttl,              // fresh for this long
 		StaleFor: 10 * time.Minute, // then served stale, while one node of the fleet asks the database again
 		Shared:   goredis.New(rdb), // one per process
-		OnEvent:  onEvent,          // counts for this program; not needed
+		OnEvent:  onEvent,          // counts the outcomes for this program; optional
 	})
 	return &node{products}, err
 }
@@ -54,7 +54,7 @@ func (n *node) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	answer(w, p, err)
 }
 
-// answer writes what a Get returned. The text of an error names keys, nodes and SQL, so visitors do not get it.
+// answer writes the result of a Get. Visitors do not get the text of an error, because it can name keys, nodes and SQL.
 func answer(w http.ResponseWriter, p product, err error) {
 	switch {
 	case errors.Is(err, refill.ErrNotFound):
@@ -63,6 +63,6 @@ func answer(w http.ResponseWriter, p product, err error) {
 		http.Error(w, "try again later", http.StatusServiceUnavailable)
 	default:
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(p) // an error means that the client has gone
+		_ = json.NewEncoder(w).Encode(p) // Encode fails only if the client has left
 	}
 }

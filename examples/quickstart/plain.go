@@ -10,8 +10,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// plainNode is a node without refill: the usual cache-aside code. It is correct, and it stampedes: from the moment when
-// the entry expires until the first query returns, every request runs a query of its own.
+// plainNode is a node without refill, with the usual cache-aside code. The code is correct, but it stampedes. After an
+// entry has expired, every request runs its own query until the first query has returned.
 type plainNode struct {
 	rdb   redis.UniversalClient
 	db    *sqlx.DB
@@ -34,7 +34,7 @@ func (n *plainNode) get(ctx context.Context, id string) (p product, err error) {
 	}
 	n.tally.waited.Add(1)
 	if b, err := json.Marshal(p); err == nil {
-		n.rdb.Set(ctx, plainKey(id), b, n.ttl) // an error leaves the cache as it is: the next request tries again
+		n.rdb.Set(ctx, plainKey(id), b, n.ttl) // after an error the next request tries again
 	}
 	return p, nil
 }

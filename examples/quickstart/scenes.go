@@ -10,7 +10,7 @@ import (
 type scene struct {
 	title   string
 	prepare func(context.Context) error
-	query   time.Duration // what a query takes
+	query   time.Duration // how long a query takes
 	down    bool          // the database fails
 	over    time.Duration // the time over which the requests are spread; 0 = all at once
 	moral   func(without, with report) string
@@ -40,15 +40,15 @@ func (d *demo) scenes() []scene {
 		down:    true,
 		over:    d.outage,
 		moral: func(without, with report) string {
-			return fmt.Sprintf("%d visitors saw an error without, %d with; %d queries without, %d with: refill probes once "+
-				"per second.", without.failed, with.failed, without.queries, with.queries)
+			return fmt.Sprintf("%d visitors saw an error without, %d with; %d queries without, %d with: two nodes "+
+				"probe once per second.", without.failed, with.failed, without.queries, with.queries)
 		},
 	}}
 }
 
 const heading = "                   requests  db queries  failed   fresh  stale  waited       p50       p99"
 
-// play sets the scene and runs the same traffic against both fleets, one after the other.
+// play prepares a scene. Then it sends the same traffic to the first fleet, and after that to the second fleet.
 func (d *demo) play(ctx context.Context, number int, s scene) (reports [2]report, err error) {
 	fmt.Fprintf(d.out, "%d. %s\n", number, s.title)
 	if err := s.prepare(ctx); err != nil {
@@ -74,16 +74,16 @@ func (d *demo) play(ctx context.Context, number int, s scene) (reports [2]report
 
 const settle = 150 * time.Millisecond
 
-// measure sends a volley of requests to a fleet and counts what happens.
+// measure sends the requests of a scene to a fleet, and counts queries and answers.
 func (d *demo) measure(ctx context.Context, f *fleet, over time.Duration) report {
 	r := fire(ctx, d.client, f.urls, d.requests, over)
-	_ = pause(ctx, settle) // a refresh outlasts the answers: its query counts as well
+	_ = pause(ctx, settle) // a background refresh may end after the last answer; its query counts as well
 	r.queries = d.database.queries.Swap(0)
 	r.fresh, r.stale, r.waited = f.tally.fresh.Swap(0), f.tally.stale.Swap(0), f.tally.waited.Swap(0)
 	return r
 }
 
-// check returns an error if the numbers are not what the program claims to show.
+// check returns an error if the reports contradict what the program claims.
 func (s *scene) check(without, with report) error {
 	switch {
 	case with.failed > 0:
@@ -96,7 +96,8 @@ func (s *scene) check(without, with report) error {
 	return nil
 }
 
-// expired leaves an entry in both caches that is past its TTL. It also opens all connections.
+// expired fills the caches of both fleets, and waits until the entries are past their TTL. The requests also open all
+// connections.
 func (d *demo) expired(ctx context.Context) error {
 	for _, f := range d.fleets {
 		d.measure(ctx, f, 0)
@@ -104,7 +105,7 @@ func (d *demo) expired(ctx context.Context) error {
 	return pause(ctx, d.ttl)
 }
 
-// gone empties the caches.
+// gone empties the caches of both fleets.
 func (d *demo) gone(ctx context.Context) error {
 	for _, f := range d.fleets {
 		if err := f.forget(ctx); err != nil {

@@ -15,8 +15,8 @@ import (
 // tally counts how the requests of a fleet were answered.
 type tally struct{ fresh, stale, waited atomic.Int64 }
 
-// onEvent is Config.OnEvent. It counts Gets by outcome: each Get is one event, and no other event has an outcome. The
-// client counts the errors.
+// onEvent is Config.OnEvent. It counts Gets by outcome. Each Get is one event, and only these events have an outcome.
+// fire counts the failed requests.
 func (t *tally) onEvent(e refill.Event) {
 	switch e.Outcome {
 	case refill.OutcomeHit, refill.OutcomeShared: // from memory, or from Redis
@@ -28,13 +28,14 @@ func (t *tally) onEvent(e refill.Event) {
 	}
 }
 
-// report is the result of a volley of requests.
+// report is the result of the requests of a scene to one fleet.
 type report struct {
 	requests, failed, queries, fresh, stale, waited int64
 	p50, p99                                        time.Duration
 }
 
-// fire sends n requests to the nodes in turn, evenly spread over a time, or all at once.
+// fire sends n requests to the nodes in turn, evenly spread over the time over. If over is 0, all requests start at
+// once.
 func fire(ctx context.Context, client *http.Client, urls []string, n int, over time.Duration) report {
 	took := make([]time.Duration, n)
 	var failed atomic.Int64
@@ -42,7 +43,7 @@ func fire(ctx context.Context, client *http.Client, urls []string, n int, over t
 	began := time.Now()
 	for i := range n {
 		all.Go(func() {
-			// Measured from when the request was due, so that what queues in this program also counts.
+			// The latency counts from when the request was due, so that it includes delays in this program.
 			due := began.Add(over * time.Duration(i) / time.Duration(n))
 			if pause(ctx, time.Until(due)) != nil || !ok(ctx, client, urls[i%len(urls)]) {
 				failed.Add(1)
@@ -66,6 +67,6 @@ func ok(ctx context.Context, client *http.Client, url string) bool {
 		return false
 	}
 	defer response.Body.Close()
-	_, err = io.Copy(io.Discard, response.Body) // to the end, so that the connection is used again
+	_, err = io.Copy(io.Discard, response.Body) // the client can then use the connection again
 	return err == nil && response.StatusCode == http.StatusOK
 }

@@ -1,5 +1,5 @@
-// Package breaker is a circuit breaker around a [driver.Store]. Without it, a store that does not answer would cost
-// every Get a time-out.
+// Package breaker is a circuit breaker around a [driver.Store]. Without a breaker, a store that does not answer would
+// cost every Get a time-out.
 package breaker
 
 import (
@@ -23,13 +23,16 @@ var ErrOpen = errors.New("refill: the circuit breaker is open: the store did not
 // Breaker opens after openAfter slow failures in a row. While it is open, the steps of a refill fail at once, until a
 // probe is answered. The probes run on a goroutine of their own, so no caller waits for them.
 //
-// A failure that came at once does not count: it cost no time, and the server that sent it (a full one, or a replica)
-// may still answer reads. Renewals, invalidations and the subscription bypass the breaker, because they are repeated at
-// intervals of their own.
+// A failure that came within a tenth of the time-out does not count. It cost little time, and the server that sent it
+// may still answer reads. Examples are a full server and a replica. Renewals, invalidations and the subscription
+// bypass the breaker, because the Loader repeats them at intervals. Before the first try of an invalidation, it asks
+// Err.
 //
-// Each Loader has its own Breaker, in memory: a breaker must not depend on the store that it guards.
+// Each Loader has its own Breaker. A Breaker keeps its state in memory, because it must not depend on the store that
+// it guards. The Breakers of one store share what health.go describes.
 type Breaker struct {
 	driver.Store
+	health   *health
 	timeout  time.Duration // of a call and of a probe
 	onOpen   func(error)
 	onClosed func()
@@ -42,7 +45,7 @@ type Breaker struct {
 	closed bool
 	ctx    context.Context // of the probes
 	stop   context.CancelFunc
-	probes sync.WaitGroup
+	probes sync.WaitGroup // probes, and the calls that UnlessSuspect has left behind
 }
 
 // New returns a closed Breaker around s. onOpen and onClosed are called one after the other, on a goroutine of the
@@ -50,13 +53,23 @@ type Breaker struct {
 func New(s driver.Store, timeout time.Duration, onOpen func(error), onClosed func()) *Breaker {
 	b := &Breaker{Store: s, timeout: timeout, onOpen: onOpen, onClosed: onClosed, recheck: make(chan struct{}, 1)}
 	b.ctx, b.stop = context.WithCancel(context.Background())
+	b.health = healthOf(s)
 	return b
 }
 
 // Open reports whether the breaker is open.
 func (b *Breaker) Open() bool { return b.open.Load() }
 
-// trip opens the breaker. The probe reads key. If only a part of the store is down, key is in that part.
+// Err returns ErrOpen if the breaker is open. Invalidations bypass the breaker, and their callers ask Err first.
+func (b *Breaker) Err() error {
+	if b.Open() {
+		return ErrOpen
+	}
+	return nil
+}
+
+// trip opens the breaker. key is the key of the call that failed, and the probe asks the server that holds key. So if
+// only a part of the store is down, the probe asks that part.
 func (b *Breaker) trip(key string, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -68,13 +81,14 @@ func (b *Breaker) trip(key string, err error) {
 	default:
 	}
 	b.open.Store(true)
+	b.health.opened.Add(1)
 	b.probes.Go(func() {
 		b.onOpen(err)
 		b.probe(key)
 	})
 }
 
-// probe reads key at intervals until the store answers. Then it closes the breaker.
+// probe asks the store at intervals until the store answers. Then it closes the breaker.
 func (b *Breaker) probe(key string) {
 	timer := time.NewTimer(probeEvery)
 	defer timer.Stop()
@@ -85,12 +99,11 @@ func (b *Breaker) probe(key string) {
 		case <-b.recheck:
 		case <-timer.C:
 		}
-		ctx, cancel := context.WithTimeout(b.ctx, b.timeout)
-		_, err := b.Store.Get(ctx, key)
-		cancel()
-		if err == nil {
+		if ask(b.ctx, b.Store, key, b.timeout) == nil {
 			b.failed.Store(0)
 			b.open.Store(false)
+			b.health.opened.Add(-1)
+			b.health.answered()
 			b.onClosed()
 			return
 		}
@@ -98,19 +111,30 @@ func (b *Breaker) probe(key string) {
 	}
 }
 
-// Probe makes an open breaker probe at once. It is called when the store may be back.
+// Probe makes an open breaker probe at once. A suspect store is probed at once, too. The Loader calls Probe when the
+// store may be back.
 func (b *Breaker) Probe() {
-	select {
-	case b.recheck <- struct{}{}:
-	default:
+	for _, recheck := range []chan struct{}{b.recheck, b.health.recheck} {
+		select {
+		case recheck <- struct{}{}:
+		default:
+		}
 	}
 }
 
 // Close ends the probes and waits for them. It must not be called from onOpen or onClosed.
 func (b *Breaker) Close() {
 	b.mu.Lock()
+	again := b.closed
 	b.closed = true
 	b.mu.Unlock()
+	if again {
+		return
+	}
 	b.stop()
 	b.probes.Wait()
+	if b.Open() {
+		b.health.opened.Add(-1)
+	}
+	b.health.leave()
 }

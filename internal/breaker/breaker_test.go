@@ -18,24 +18,25 @@ const timeout = 250 * time.Millisecond
 
 var errStore = errors.New("store error")
 
-// store is a store whose steps take a time and fail.
+// store is a driver.Store. While broken is set, its steps fail after took.
 type store struct {
 	driver.Store
 	took   time.Duration
 	broken atomic.Bool
+	big    atomic.Bool // Get fails after took, as it does for a value that is too large for its time-out
 	calls  atomic.Int64
 
-	mu   sync.Mutex
-	gets []string // keys of Gets since the last call of probed
+	mu     sync.Mutex
+	probes []string // arguments of Tags since the last call of probed
 }
 
-// probed returns the keys of the Gets since its last call.
+// probed returns the arguments of the calls of Tags since the last call of probed.
 func (s *store) probed() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	gets := s.gets
-	s.gets = nil
-	return gets
+	probes := s.probes
+	s.probes = nil
+	return probes
 }
 
 func (s *store) call(ctx context.Context) error {
@@ -43,6 +44,10 @@ func (s *store) call(ctx context.Context) error {
 	if !s.broken.Load() {
 		return nil
 	}
+	return s.hang(ctx)
+}
+
+func (s *store) hang(ctx context.Context) error {
 	select {
 	case <-time.After(s.took):
 		return errStore
@@ -51,10 +56,10 @@ func (s *store) call(ctx context.Context) error {
 	}
 }
 
-func (s *store) Get(ctx context.Context, key string) ([]byte, error) {
-	s.mu.Lock()
-	s.gets = append(s.gets, key)
-	s.mu.Unlock()
+func (s *store) Get(ctx context.Context, _ string) ([]byte, error) {
+	if s.big.Load() {
+		return nil, s.hang(ctx)
+	}
 	return nil, s.call(ctx)
 }
 
@@ -68,11 +73,14 @@ func (s *store) Publish(ctx context.Context, _ driver.PublishRequest) (driver.Pu
 	return 0, s.call(ctx)
 }
 
-func (s *store) Fail(ctx context.Context, _, _, _ string, _ time.Duration) error { return s.call(ctx) }
+func (s *store) Fail(ctx context.Context, _ driver.FailRequest) error { return s.call(ctx) }
 
 func (s *store) Release(ctx context.Context, _, _ string) error { return s.call(ctx) }
 
-func (s *store) Tags(ctx context.Context, _ ...string) ([]driver.TagState, error) {
+func (s *store) Tags(ctx context.Context, tags ...string) ([]driver.TagState, error) {
+	s.mu.Lock()
+	s.probes = append(s.probes, tags...)
+	s.mu.Unlock()
 	return nil, s.call(ctx)
 }
 
@@ -96,7 +104,7 @@ func newWorld(t *testing.T, took time.Duration) *world {
 	return w
 }
 
-// steps are the calls that go through the breaker.
+// steps makes every call that goes through the breaker, and returns the errors of these calls.
 func (w *world) steps(ctx context.Context) []error {
 	_, get := w.Get(ctx, "thing:k")
 	_, many := w.GetMany(ctx, "thing:k", "thing:l")
@@ -106,7 +114,7 @@ func (w *world) steps(ctx context.Context) []error {
 	_, tags := w.Tags(ctx, "thing:t")
 	return []error{
 		get, many, none, acquire, publish, tags, w.EnsureTags(ctx, 0, 0, "thing:t"),
-		w.Fail(ctx, "thing:k", "n#1", "", 0), w.Release(ctx, "thing:k", "n#1"),
+		w.Fail(ctx, driver.FailRequest{Key: "thing:k", Token: "n#1"}), w.Release(ctx, "thing:k", "n#1"),
 	}
 }
 
@@ -143,13 +151,15 @@ func TestSlowFailuresOpenTheBreaker(t *testing.T) {
 	})
 }
 
-// The breaker probes the key that failed, each half second, and closes when the store answers.
+// Acquire of one key fails until the breaker opens. The breaker must then ask for the state of a tag with the text of
+// this key each half second, and must close when the store answers again.
 func TestProbeClosesTheBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, ctx := newWorld(t, timeout), t.Context()
 		for range openAfter {
 			_, _ = w.Acquire(ctx, driver.AcquireRequest{Key: "thing:k"})
 		}
+		w.store.probed() // drops the probe that the suspicion has made
 		time.Sleep(3 * probeEvery)
 		synctest.Wait()
 		if probed := w.store.probed(); !w.Open() || !slices.Equal(probed, []string{"thing:k", "thing:k"}) {
@@ -165,6 +175,26 @@ func TestProbeClosesTheBreaker(t *testing.T) {
 			if err != nil {
 				t.Errorf("step %d of a closed breaker: %v", i, err)
 			}
+		}
+	})
+}
+
+// The value of one key is so large that each Get of the key times out. Five Gets of this key open the breaker. The
+// store answers all other calls, so the next probe must close the breaker.
+func TestLargeValueDoesNotKeepTheBreakerOpen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, timeout)
+		w.store.broken.Store(false)
+		w.store.big.Store(true)
+		for range openAfter {
+			_, _ = w.Get(t.Context(), "thing:big")
+		}
+		if !w.Open() {
+			t.Fatal("not open after five slow failures")
+		}
+		time.Sleep(10 * time.Minute)
+		if w.Open() {
+			t.Error("still open after ten minutes, although the store answers everything but one key")
 		}
 	})
 }
@@ -191,7 +221,8 @@ func TestProbeAtOnce(t *testing.T) {
 	})
 }
 
-// A failure that comes at once costs nothing and does not count. A success ends a row of failures.
+// Any number of quick failures must not open the breaker. Slow failures must not open it either if a call in between
+// succeeds.
 func TestWhatDoesNotOpenTheBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quick, slow, ctx := newWorld(t, timeout/10-1), newWorld(t, timeout), t.Context()
@@ -215,7 +246,8 @@ func TestWhatDoesNotOpenTheBreaker(t *testing.T) {
 	})
 }
 
-// No mutex is held while onOpen runs: it may use the breaker.
+// onOpen calls trip, which locks the mutex of the breaker. onOpen must return, so the breaker must not hold this
+// mutex while onOpen runs.
 func TestCallbacksRunWithoutAMutex(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &store{Store: memory.New(), took: timeout}
@@ -247,5 +279,100 @@ func TestClosedBreakerDoesNotOpen(t *testing.T) {
 		if w.Open() || w.changes != nil {
 			t.Errorf("open: %v, reported %v", w.Open(), w.changes)
 		}
+	})
+}
+
+// Two breakers share a store. The first slow failure of one breaker must make the store suspect for both. A suspicion
+// must end with the first answer of the store, and not by itself.
+func TestSuspicion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, ctx := newWorld(t, timeout), t.Context()
+		other := New(w.store, timeout, func(error) {}, func() {})
+		defer other.Close()
+		stranger := newWorld(t, timeout)
+		suspect := func(b *Breaker) bool {
+			select {
+			case <-b.Suspect():
+				return true
+			default:
+				return false
+			}
+		}
+		w.store.took = timeout / 20
+		_, _ = w.Get(ctx, "thing:k")
+		if suspect(w.Breaker) {
+			t.Error("suspect after a quick failure")
+		}
+		w.store.took = timeout
+		_, _ = w.Get(ctx, "thing:k")
+		if !suspect(w.Breaker) || !suspect(other) || suspect(stranger.Breaker) {
+			t.Error("a slow failure must make the store suspect for both breakers, and no other store")
+		}
+		w.store.probed()
+		time.Sleep(10*(timeout+probeEvery) + timeout)
+		synctest.Wait()
+		if n := len(w.store.probed()); !suspect(other) || n < 10 || n > 11 {
+			t.Errorf("suspect: %v, %d probes, want 10 or 11", suspect(other), n)
+		}
+		w.store.broken.Store(false)
+		if _, err := other.Get(ctx, "thing:l"); err != nil || suspect(w.Breaker) {
+			t.Errorf("%v, suspect: %v, want no suspicion after an answer", err, suspect(w.Breaker))
+		}
+	})
+}
+
+// A store becomes suspect during a call. UnlessSuspect must return at once. Close must wait for the call.
+func TestUnlessSuspect(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, ctx := newWorld(t, timeout), t.Context()
+		go func() { _, _ = w.Get(ctx, "thing:k") }()
+		time.Sleep(timeout / 2)
+		began, returned := time.Now(), false
+		_, err := UnlessSuspect(w.Breaker, w.Suspect(), func() ([]byte, error) {
+			b, err := w.Get(ctx, "thing:l")
+			returned = true
+			return b, err
+		})
+		if took := time.Since(began); !errors.Is(err, ErrSuspect) || took != timeout/2 {
+			t.Errorf("%v after %v, want ErrSuspect after %v", err, took, timeout/2)
+		}
+		w.Close()
+		if !returned {
+			t.Error("Close did not wait for the call that was left behind")
+		}
+	})
+}
+
+// Two breakers share a store. Once must return true only for the first breaker that says a thing, until Reset.
+func TestOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, timeout)
+		other := New(w.store, timeout, func(error) {}, func() {})
+		defer other.Close()
+		if !w.Once("down") || other.Once("down") || !other.Once("up") {
+			t.Error("Once: want true for the first caller alone")
+		}
+		if !other.Reset("down") || w.Reset("down") || !w.Once("down") {
+			t.Error("Reset: want true if something was said, and then nothing is")
+		}
+	})
+}
+
+// A store whose type cannot be compared cannot be a key of shared.health. A breaker of the store must work and close.
+func TestStoreThatCannotBeCompared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &store{Store: memory.New(), took: timeout}
+		s.broken.Store(true)
+		b := New(struct {
+			driver.Store
+			_ []int
+		}{Store: s}, timeout, func(error) {}, func() {})
+		_, _ = b.Get(t.Context(), "thing:k")
+		select {
+		case <-b.Suspect():
+		default:
+			t.Error("not suspect")
+		}
+		b.Close()
 	})
 }

@@ -20,11 +20,15 @@ func call[T any](b *Breaker, key string, f func() (T, error)) (T, error) {
 	v, err := f()
 	switch {
 	case err == nil:
-		if b.failed.Load() != 0 { // a load is cheaper than a store to a cache line that every core wants
+		if b.failed.Load() != 0 { // reading a shared cache line is cheaper than writing it
 			b.failed.Store(0)
 		}
-	case time.Since(began) >= b.timeout/10 && b.failed.Add(1) >= openAfter:
-		b.trip(key, err)
+		b.health.answered()
+	case time.Since(began) >= b.timeout/10:
+		b.health.doubt(key, b.timeout)
+		if b.failed.Add(1) >= openAfter {
+			b.trip(key, err)
+		}
 	}
 	return v, err
 }
@@ -50,8 +54,8 @@ func (b *Breaker) Publish(ctx context.Context, r driver.PublishRequest) (driver.
 }
 
 // Fail implements driver.Store.
-func (b *Breaker) Fail(ctx context.Context, key, token, failure string, ttl time.Duration) error {
-	return callErr(b, key, func() error { return b.Store.Fail(ctx, key, token, failure, ttl) })
+func (b *Breaker) Fail(ctx context.Context, r driver.FailRequest) error {
+	return callErr(b, r.Key, func() error { return b.Store.Fail(ctx, r) })
 }
 
 // Release implements driver.Store.
@@ -74,8 +78,7 @@ func callErr(b *Breaker, key string, f func() error) error {
 	return err
 }
 
-// first returns the key to probe for a call with many keys. A tag is probed as if it were a key: a store places a tag
-// where it places the key with the same text.
+// first returns the key for the probe after a call with many keys. If the call is about tags, it is a tag, see ask.
 func first(keys []string) string {
 	if len(keys) == 0 {
 		return ""

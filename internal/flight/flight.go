@@ -1,8 +1,8 @@
 // Package flight lets many callers of one key share one call. Callers join a flight, wait and leave. The call delivers
 // an answer, and the flight ends. The package does not know what the call does.
 //
-// golang.org/x/sync/singleflight lacks four things that this package promises: a caller can leave alone, the context
-// ends when the last caller has left, a call can answer early and go on, and a group can be closed.
+// This package has four abilities that golang.org/x/sync/singleflight lacks. A caller can leave alone. The context
+// ends when the last caller has left. A call can answer early and go on. A group can be closed.
 package flight
 
 import (
@@ -21,21 +21,22 @@ var (
 	ErrNoAnswer = errors.New("flight: ended without an answer")
 )
 
-// Flight is the one call for a key that callers share. A is its answer, M a message about its key.
+// Flight is the one call for a key that callers share. A is the type of the answer, and M is the type of a message
+// about the key.
 //
 // The leader owns a flight, and calls Launch or End once. Launch passes the ownership to the goroutine that runs the
 // call. Only the owner calls a method of the flight, unless the comment of the method names another caller.
 type Flight[A, M any] struct {
 	group   *Group[A, M]
 	key     string
-	refresh bool // started by a Refresh: it does not answer with a stored value
+	refresh bool // started by a Refresh: this flight does not answer with a stored value
 
 	// values has the values of the leader's context and never ends. ctx ends when the last caller has left.
 	values context.Context
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 
-	deliver sync.Once     // guards the next two
+	deliver sync.Once     // guards ready and answer
 	ready   chan struct{} // closed when answer can be read
 	answer  A             // written before ready is closed, by the call or by the timer
 
@@ -47,18 +48,23 @@ type Flight[A, M any] struct {
 
 	// Guarded by group.mu.
 	waiters    int  // callers that have joined and not left
+	insisting  int  // the waiters that joined with Final
+	late       bool // MarkLate was called
 	background bool // the flight goes on without waiters
 	hurried    bool // an urgent caller has joined
 
-	// Listen makes the next two. Most flights end without them.
-	inbox  chan M        // messages are hints, so a full inbox loses nothing
+	// Listen makes these three channels. Most flights never need them.
+	eased  chan struct{} // holds one signal that the flight may have become unawaited
+	inbox  chan M        // messages are hints, so a full inbox may drop them
 	urgent chan struct{} // closed when an urgent caller has joined
 }
 
-// Context ends when the last caller has left, and after Abort. It has the values of the leader's context.
+// Context returns the context of the call, with the values of the leader's context. It ends when the last caller has
+// left, at the end of the flight, and by Close or Abort. In the background, the flight and its Context go on without
+// callers until Close.
 func (f *Flight[A, M]) Context() context.Context { return f.ctx }
 
-// Values returns a context with the values of Context that never ends. It is for work after the callers have left.
+// Values returns a context that has the values of Context and never ends. It is for work after the callers have left.
 func (f *Flight[A, M]) Values() context.Context { return f.values }
 
 // Deliver answers the callers. Only the first answer counts. The flight may go on.
@@ -75,17 +81,22 @@ func (f *Flight[A, M]) DeliverAfter(d time.Duration, a A) {
 	case d == 0:
 		f.Deliver(a)
 	case f.timer == nil:
-		f.timer = time.AfterFunc(d, func() { f.Deliver(a) })
+		f.timer = time.AfterFunc(d, func() {
+			f.Deliver(a)
+			f.group.mu.Lock()
+			defer f.group.mu.Unlock()
+			f.ease()
+		})
 	}
 }
 
-// Finish sets the final answer of the flight. If no answer was delivered before, Finish delivers this one.
+// Finish makes a the final answer of the flight. If no answer was delivered before, Finish also delivers a.
 func (f *Flight[A, M]) Finish(a A) {
 	f.final, f.finished = a, true
 	f.Deliver(a)
 }
 
-// Wait returns the first answer. Any caller of the flight may call it.
+// Wait waits for the first answer and returns it. Any caller of the flight may call Wait.
 func (f *Flight[A, M]) Wait(ctx context.Context) (a A, err error) {
 	select {
 	case <-f.ready:
@@ -123,15 +134,20 @@ func (f *Flight[A, M]) delivered() bool {
 	}
 }
 
-// Leave is called once by each Leader and Waiter. When the last caller leaves a flight that is not in the background,
-// Leave cancels the flight and keeps later callers from joining it, in one act. Otherwise a later caller could join a
-// flight that is already cancelled. That caller would get another caller's cancellation although it has time left
-// itself (tailscale issue 18919).
-func (f *Flight[A, M]) Leave() {
+// Leave is called once by each Waiter and Latecomer, and by each Leader that did not join with Background. want is what
+// the caller joined with. When the last caller leaves a flight that is not in the background, Leave cancels the flight
+// and keeps later callers from joining it, in one act. Otherwise a later caller could join a flight that is already
+// cancelled. The later caller would then get a cancellation although it has time left. Tailscale had this bug
+// (tailscale issue 18919).
+func (f *Flight[A, M]) Leave(want Want) {
 	g := f.group
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	f.waiters--
+	if want == Final {
+		f.insisting--
+	}
+	f.ease()
 	switch {
 	case f.waiters > 0:
 	case !f.background:
@@ -142,6 +158,21 @@ func (f *Flight[A, M]) Leave() {
 	}
 }
 
+// enter adds a waiter. The caller holds group.mu.
+func (f *Flight[A, M]) enter(want Want) {
+	f.waiters++
+	if want == Final {
+		f.insisting++
+	}
+}
+
+// MarkLate makes every later caller a [Latecomer].
+func (f *Flight[A, M]) MarkLate() {
+	f.group.mu.Lock()
+	defer f.group.mu.Unlock()
+	f.late = true
+}
+
 // Forget keeps later callers from joining this flight. The flight goes on for the callers that have joined.
 func (f *Flight[A, M]) Forget() {
 	f.group.mu.Lock()
@@ -149,8 +180,8 @@ func (f *Flight[A, M]) Forget() {
 	f.group.forget(f)
 }
 
-// ContinueInBackground lets the flight go on after its callers have left. It returns false if this is not allowed: all
-// callers have left already, or the group is closed.
+// ContinueInBackground lets the flight go on after its callers have left. It returns false if all callers have left
+// already or the group is closed. The flight then cannot go on.
 func (f *Flight[A, M]) ContinueInBackground() bool {
 	f.group.mu.Lock()
 	defer f.group.mu.Unlock()
@@ -165,7 +196,20 @@ func (f *Flight[A, M]) ContinueInBackground() bool {
 func (f *Flight[A, M]) Unawaited() bool {
 	f.group.mu.Lock()
 	defer f.group.mu.Unlock()
-	return f.background && (f.waiters == 0 || f.delivered())
+	return f.background && f.insisting == 0 && (f.waiters == 0 || f.delivered())
+}
+
+// Eased gets a signal when the flight may have become [Flight.Unawaited]. It is nil before Listen.
+func (f *Flight[A, M]) Eased() <-chan struct{} { return f.eased }
+
+// ease signals Eased. The caller holds group.mu.
+func (f *Flight[A, M]) ease() {
+	if f.background && f.eased != nil {
+		select {
+		case f.eased <- struct{}{}:
+		default:
+		}
+	}
 }
 
 // Listen opens the inbox of the flight. A second call has no effect.
@@ -176,7 +220,7 @@ func (f *Flight[A, M]) Listen() {
 	if f.inbox != nil {
 		return
 	}
-	f.inbox, f.urgent = make(chan M, 4), make(chan struct{})
+	f.inbox, f.urgent, f.eased = make(chan M, 4), make(chan struct{}), make(chan struct{}, 1)
 	if f.hurried {
 		close(f.urgent)
 	}
@@ -186,10 +230,10 @@ func (f *Flight[A, M]) Listen() {
 	g.listening[f.key][f] = struct{}{}
 }
 
-// Inbox receives the messages about the key, after Listen.
+// Inbox returns the channel that receives the messages about the key. It is nil before Listen.
 func (f *Flight[A, M]) Inbox() <-chan M { return f.inbox }
 
-// Urgent is closed when an urgent caller has joined, after Listen.
+// Urgent returns a channel that is closed once an urgent caller has joined. It is nil before Listen.
 func (f *Flight[A, M]) Urgent() <-chan struct{} { return f.urgent }
 
 // DrainInbox drops the messages that have arrived.
@@ -203,8 +247,8 @@ func (f *Flight[A, M]) DrainInbox() {
 	}
 }
 
-// receive never blocks: it drops m if the inbox is full. This loses nothing. The flight still has to read the messages
-// in the inbox. After each of them it reads the store, where it also finds the change that m reports.
+// receive puts m into the inbox. If the inbox is full, receive drops m and does not block. The call still learns of
+// the change that m reports: after each message in the inbox, the call reads the store and finds that change there.
 func (f *Flight[A, M]) receive(m M) {
 	select {
 	case f.inbox <- m:
@@ -212,7 +256,7 @@ func (f *Flight[A, M]) receive(m M) {
 	}
 }
 
-// Launch runs the call on a goroutine of its own, and ends the flight when it returns.
+// Launch runs call on a goroutine of its own, and ends the flight when call returns.
 func (f *Flight[A, M]) Launch(call func()) {
 	go func() {
 		defer f.End()

@@ -14,7 +14,7 @@ type group = Group[string, int]
 
 func newGroup() *group { return NewGroup[string, int](2) }
 
-// join joins, and demands a role.
+// join joins the flight of the key "k", and demands that Join returns role.
 func join(t *testing.T, g *group, want Want, role Role) *Flight[string, int] {
 	t.Helper()
 	f, got, err := g.Join(t.Context(), "k", want, false)
@@ -51,7 +51,7 @@ func TestCallersShareAFlight(t *testing.T) {
 		if a, err := f.Wait(t.Context()); a != "answer" || err != nil {
 			t.Errorf("%q, %v", a, err)
 		}
-		f.Leave()
+		f.Leave(Answer)
 	}
 	if a, err := f.WaitEnd(t.Context()); a != "answer" || err != nil {
 		t.Errorf("at the end: %q, %v", a, err)
@@ -85,16 +85,17 @@ func TestRoles(t *testing.T) {
 	}
 }
 
-// The context of a flight ends with its last caller, in one act with the end of joining.
+// Two callers leave a flight. After the second has left, the context must have ended, and no caller may join the
+// flight any more. Values must not end.
 func TestLastCallerEndsTheContext(t *testing.T) {
 	g := newGroup()
 	f := join(t, g, Answer, Leader)
 	join(t, g, Answer, Waiter)
-	f.Leave()
+	f.Leave(Answer)
 	if f.Context().Err() != nil || !g.Has("k") {
 		t.Error("ended with the first of two callers")
 	}
-	f.Leave()
+	f.Leave(Answer)
 	if context.Cause(f.Context()) != ErrAbandoned || g.Has("k") {
 		t.Errorf("cause %v, joinable: %v", context.Cause(f.Context()), g.Has("k"))
 	}
@@ -132,7 +133,8 @@ func TestContextKeepsValuesAndNoCancellation(t *testing.T) {
 	}
 }
 
-// An early answer reaches the callers. The flight goes on and ends with another final answer.
+// A flight delivers an early answer, goes on after its last caller has left, and finishes with another answer. Wait
+// must return the early answer, and WaitEnd must return the final answer.
 func TestContinueInBackground(t *testing.T) {
 	g := newGroup()
 	f := join(t, g, Answer, Leader)
@@ -147,7 +149,7 @@ func TestContinueInBackground(t *testing.T) {
 	if a, err := f.Wait(t.Context()); a != "stale" || err != nil || !f.Unawaited() {
 		t.Errorf("%q, %v, unawaited: %v", a, err, f.Unawaited())
 	}
-	f.Leave()
+	f.Leave(Answer)
 	if f.Context().Err() != nil || !g.Has("k") {
 		t.Error("ended with its last caller")
 	}
@@ -189,7 +191,7 @@ func TestDeliverAfter(t *testing.T) {
 func TestMessages(t *testing.T) {
 	g := newGroup()
 	f := join(t, g, Answer, Leader)
-	g.Notify("k", 0) // there is no inbox yet
+	g.Notify("k", 0) // dropped: there is no inbox yet
 	f.Listen()
 	f.Listen()
 	g.Forget("k")
@@ -245,7 +247,7 @@ func TestForget(t *testing.T) {
 	f := join(t, g, Answer, Leader)
 	g.ForgetAll()
 	next := join(t, g, Answer, Leader)
-	f.Forget() // not the flight that can be joined
+	f.Forget() // f can no longer be joined, so this must not affect next
 	f.End()
 	if !g.Has("k") {
 		t.Error("the end of a forgotten flight hides the next one")
@@ -279,7 +281,8 @@ func TestAdmit(t *testing.T) {
 	}
 }
 
-// Close ends flights that no caller waits for. Flights with waiters end by themselves, or with Abort.
+// Close must end the context of a background flight without waiters. It must not end the context of a flight with
+// waiters. That context ends when the last waiter leaves, if the flight is in the background, or by Abort.
 func TestClose(t *testing.T) {
 	g := newGroup()
 	idle := join(t, g, Background, Leader)
@@ -300,7 +303,7 @@ func TestClose(t *testing.T) {
 	if plain.ContinueInBackground() {
 		t.Error("a flight goes on in the background of a closed group")
 	}
-	awaited.Leave()
+	awaited.Leave(Answer)
 	if context.Cause(awaited.Context()) != ErrClosed {
 		t.Errorf("after its last caller: %v", context.Cause(awaited.Context()))
 	}
@@ -320,7 +323,8 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// Callers come and go at once. A caller with time left never gets the cancellation of a caller that has left.
+// Eight goroutines join and leave flights of one key. Half of the callers leave at once, which cancels flights. The
+// other half wait, and must never get the cancellation of a flight.
 func TestJoinAndLeaveConcurrently(t *testing.T) {
 	g := NewGroup[string, int](1 << 20)
 	var wg sync.WaitGroup
@@ -343,12 +347,12 @@ func TestJoinAndLeaveConcurrently(t *testing.T) {
 						}
 					})
 				}
-				if i%2 == 0 { // the other half of the callers leave at once
+				if i%2 == 0 { // callers with an odd i leave at once
 					if a, err := f.Wait(t.Context()); a != "answer" || err != nil {
 						t.Errorf("%q, %v", a, err)
 					}
 				}
-				f.Leave()
+				f.Leave(Answer)
 			}
 		})
 	}

@@ -18,7 +18,7 @@ type Group[A, M any] struct {
 	closed atomic.Bool   // no new flights; written under mu
 	done   chan struct{} // closed when the group is closed and no flight runs
 
-	mu        sync.Mutex                            // guards all below, and in each flight who is in it
+	mu        sync.Mutex                            // guards all below, and the fields of a Flight that name it
 	byKey     map[string]*Flight[A, M]              // the flight that can be joined
 	listening map[string]map[*Flight[A, M]]struct{} // flights with an inbox, including forgotten flights
 	running   map[*Flight[A, M]]struct{}            // flights that have not ended
@@ -35,18 +35,21 @@ func NewGroup[A, M any](maxWaiters int) *Group[A, M] {
 	}
 }
 
-// Want says what a caller needs a flight for.
+// Want says what a caller expects of a flight.
 type Want uint8
 
-// What a caller can want.
+// The kinds of Want.
 const (
 	// Answer: any answer will do.
 	Answer Want = iota
 	// Refresh: the call must do its work even if there is an answer already. The caller joins only a flight that was
 	// started for a Refresh.
 	Refresh
-	// Background: the caller does not wait. It starts a flight only if the key has none.
+	// Background: the caller does not wait. The caller starts a flight only if the key has none.
 	Background
+	// Final is like Answer, but the caller may refuse an early answer and wait for the final one. Until such a caller
+	// leaves, the flight counts as awaited.
+	Final
 )
 
 // Role is what a caller is in a flight.
@@ -54,19 +57,23 @@ type Role uint8
 
 // The roles in a flight.
 const (
-	// None: Background found a flight, and there is nothing to do.
+	// None: a caller with Background found a flight, so it has nothing to do.
 	None Role = iota
-	// Leader: the caller has started the flight. It calls Launch or End. Unless it joined with Background, it also waits
-	// and leaves like a Waiter.
+	// Leader: the caller has started the flight, and calls Launch or End. A caller that did not join with Background
+	// also waits and leaves like a Waiter.
 	Leader
-	// Waiter: the caller has joined a flight. It calls Wait, and Leave at the end.
+	// Waiter: the caller has joined a flight. The caller calls Wait, and Leave at the end.
 	Waiter
-	// Observer: Refresh found a flight that was not started for a Refresh. The caller may call WaitEnd. It does not call
-	// Leave.
+	// Latecomer: the caller has joined a flight after its first answer or after MarkLate. The caller waits and leaves like
+	// a Waiter, but has to judge whether the answer is new enough.
+	Latecomer
+	// Observer: a caller with Refresh found a flight that was not started for a Refresh. The caller may call WaitEnd,
+	// but does not call Leave.
 	Observer
 )
 
-// Admit counts a caller that is going to wait. Depart undoes it. An exempt caller is always admitted.
+// Admit counts a caller that is going to wait, until the caller calls Depart. It returns ErrFull if too many callers
+// wait already. An exempt caller is always admitted.
 func (g *Group[A, M]) Admit(exempt bool) error {
 	for {
 		n := g.waiting.Load()
@@ -79,12 +86,12 @@ func (g *Group[A, M]) Admit(exempt bool) error {
 	}
 }
 
-// Depart is called once by each caller that was admitted, when it no longer waits.
+// Depart ends the count of an admitted caller. Each admitted caller calls Depart once, when it no longer waits.
 func (g *Group[A, M]) Depart() { g.waiting.Add(-1) }
 
-// Join joins the flight of key, or starts one if there is none. A caller that wants an Answer does not join a flight
-// that was started for a Refresh, because that flight does not answer with a stored value. Join starts another flight
-// for this caller. The call learns through [Flight.Urgent] that an urgent caller has joined.
+// Join joins the flight of key, or starts one if there is none. A caller that wants an Answer or Final does not join
+// a flight that was started for a Refresh, because that flight does not answer with a stored value. Join starts
+// another flight for this caller. If urgent is set, the call of the flight learns of it through [Flight.Urgent].
 func (g *Group[A, M]) Join(
 	ctx context.Context, key string, want Want, urgent bool,
 ) (f *Flight[A, M], role Role, err error) {
@@ -95,19 +102,22 @@ func (g *Group[A, M]) Join(
 	}
 	f = g.byKey[key]
 	switch {
-	case f == nil || f.refresh && want == Answer:
+	case f == nil || f.refresh && (want == Answer || want == Final):
 		return g.start(ctx, key, want, urgent), Leader, nil
 	case want == Background:
 		return nil, None, nil
 	case want == Refresh && !f.refresh:
 		return f, Observer, nil
 	}
-	f.waiters++
+	f.enter(want)
 	if urgent && !f.hurried {
 		f.hurried = true
 		if f.urgent != nil {
 			close(f.urgent)
 		}
+	}
+	if f.late || f.delivered() {
+		return f, Latecomer, nil
 	}
 	return f, Waiter, nil
 }
@@ -119,7 +129,7 @@ func (g *Group[A, M]) start(ctx context.Context, key string, want Want, urgent b
 		ready: make(chan struct{}), done: make(chan struct{}),
 	}
 	if f.background = want == Background; !f.background {
-		f.waiters = 1
+		f.enter(want)
 	}
 	f.values = context.WithoutCancel(ctx)
 	f.ctx, f.cancel = context.WithCancelCause(f.values)
@@ -149,7 +159,7 @@ func (g *Group[A, M]) Forget(key string) {
 	delete(g.byKey, key)
 }
 
-// ForgetAll is Forget for all keys.
+// ForgetAll does for all keys what Forget does for one key.
 func (g *Group[A, M]) ForgetAll() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -206,8 +216,7 @@ func (g *Group[A, M]) Abort() {
 	}
 }
 
-// checkDone closes done if the group is closed and no flight runs. It is called after running has shrunk. The caller
-// holds g.mu.
+// checkDone closes done if the group is closed and no flight runs. End and Close call it. The caller holds g.mu.
 func (g *Group[A, M]) checkDone() {
 	if g.closed.Load() && len(g.running) == 0 {
 		close(g.done)

@@ -7,7 +7,7 @@ import (
 
 // This file is the coarse clock.
 
-// clock is a copy of Config.Now that is renewed once per tick, so that a hit does not pay for reading a clock.
+// clock holds the time that Config.Now returned at the last tick, so that a hit need not read a clock.
 type clock struct {
 	now  atomic.Int64 // µs; written by the ticking goroutine
 	quit chan struct{}

@@ -1,6 +1,7 @@
 package l1
 
-// This file decides whether an entry is valid: what makes entries invalid, and how a reader notices it.
+// This file decides whether an entry is valid. Invalidations raise counters. A reader compares these counters with
+// their earlier values, which are noted in the entry.
 
 const (
 	keyStripes = 1 << 16
@@ -10,12 +11,22 @@ const (
 	shut          = ^uint32(0) - 1 // Cache.subscription after Shut
 )
 
-// Epoch says when a read of a key began. It counts events instead of time.
+// Epoch says when a read of a key began. It consists of counters of events, not of times.
 type Epoch struct {
 	Key          uint32 // raised by each invalidation of the key
 	subscription uint32
 	Tags         uint64 // how many invalidations of tags there were
 }
+
+// Unconfirmed returns an epoch for an entry that may be missing in the store. Such an entry is never [Cache.Valid], so
+// it is served only while the store does not answer.
+func (e Epoch) Unconfirmed() Epoch {
+	e.subscription = notSubscribed
+	return e
+}
+
+// Confirmed reports whether the entry was in the store while announcements could be received.
+func (e Epoch) Confirmed() bool { return e.subscription != notSubscribed }
 
 // Epoch returns the current epoch of key. A reader calls it before its read of the key begins.
 func (c *Cache[T]) Epoch(key string) Epoch {
@@ -25,47 +36,47 @@ func (c *Cache[T]) Epoch(key string) Epoch {
 		Tags:         c.tagEpoch.Load(),
 	}
 	if e.subscription%2 == 0 {
-		e.subscription = notSubscribed // what is read now may miss an announcement
+		e.subscription = notSubscribed // this read may miss an announcement
 	}
 	return e
 }
 
-// Valid reports whether nothing has invalidated e since the read of e began, as far as this process can know.
+// Valid reports whether e is still valid. An entry is valid if this process has been subscribed ever since the read
+// of the entry began, and has received no invalidation of the entry since then.
 func (c *Cache[T]) Valid(e *Entry[T]) bool { return c.valid(c.Hash(e.Key), e) }
 
 func (c *Cache[T]) valid(hash uint64, e *Entry[T]) bool {
 	return e.Epoch.subscription == c.subscription.Load() && c.notInvalidated(hash, e)
 }
 
-// NotInvalidated reports whether this process has received no invalidation of e. It promises less than Valid: while
-// announcements cannot be received, an invalidation may have been missed.
+// NotInvalidated reports whether this process has received no invalidation of e. It promises less than Valid, because
+// this process may have missed an invalidation while it could not receive announcements.
 func (c *Cache[T]) NotInvalidated(e *Entry[T]) bool { return c.notInvalidated(c.Hash(e.Key), e) }
 
 func (c *Cache[T]) notInvalidated(hash uint64, e *Entry[T]) bool {
 	return e.Epoch.Key == c.stripes[hash%keyStripes].Load() && !c.TagInvalidated(e)
 }
 
-// Invalidate makes the entry of key invalid, and also the result of every read of key that has begun.
+// Invalidate makes the entry of key invalid. An entry whose read has already begun will also be invalid.
 func (c *Cache[T]) Invalidate(key string) {
 	h := c.Hash(key)
 	c.stripes[h%keyStripes].Add(1)
-	if c.back != nil {
-		c.hot.drop(h, key)
-		c.back.Del(h)
-	}
+	c.hot.drop(h, key)
+	c.back.drop(h)
 }
 
-// tagStripe returns the index of a tag's counter. Tags that share a counter are invalidated together. This is safe:
-// their values are only read again.
+// tagStripe returns the index of a tag's counter. Tags that share a counter are invalidated together. This is safe,
+// because values that were invalidated needlessly are merely read again.
 func (c *Cache[T]) tagStripe(tag string) uint16 { return uint16(c.Hash(tag) % tagStripes) }
 
-// InvalidateTag makes entries with the tag invalid, and also the result of every read of such an entry that has begun.
+// InvalidateTag makes entries with the tag invalid. Entries with the tag whose read has already begun will also be
+// invalid.
 func (c *Cache[T]) InvalidateTag(tag string) {
 	c.tagMu.Lock()
 	defer c.tagMu.Unlock()
 	n := c.tagEpoch.Load() + 1
 	c.tagStripes[c.tagStripe(tag)].Store(n)
-	c.tagEpoch.Store(n) // last: a reader that notes n also sees the new stripe
+	c.tagEpoch.Store(n) // last, so that a reader that notes n also sees the new stripe
 }
 
 // TagEpoch returns how many invalidations of tags there were.

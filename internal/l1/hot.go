@@ -2,12 +2,11 @@ package l1
 
 import "sync/atomic"
 
-// This file is the table in front of ristretto.
-
 // maxHot is the largest number of slots in the hot table.
 const maxHot = 1 << 16
 
-// hotTable is the table in front of ristretto: direct-mapped by hash, without a lock.
+// hotTable is the lock-free table in front of ristretto. The hash of a key determines the one slot that its entry can
+// occupy.
 type hotTable[T any] struct {
 	slots []atomic.Pointer[Entry[T]] // a power of two
 	room  int64                      // upper bound of used
@@ -23,13 +22,10 @@ func (t *hotTable[T]) slot(hash uint64) *atomic.Pointer[Entry[T]] {
 	return &t.slots[hash&uint64(len(t.slots)-1)]
 }
 
-// put stores e in its slot, even if the slot holds another key: the next Get of e.Key must find e here.
+// put stores e in its slot, even if the slot holds another key, because the next Get of e.Key must find e in this
+// table. e.cost is at most room. If the table is then above its room, put evicts the entries of other slots.
 func (t *hotTable[T]) put(hash uint64, e *Entry[T]) {
 	slot := t.slot(hash)
-	if e.cost > t.room {
-		t.drop(hash, e.Key)
-		return
-	}
 	t.account(slot.Swap(e), e)
 	for i := 0; t.used.Load() > t.room && i < len(t.slots); i++ {
 		if victim := &t.slots[t.hand.Add(1)%uint64(len(t.slots))]; victim != slot {
@@ -38,7 +34,7 @@ func (t *hotTable[T]) put(hash uint64, e *Entry[T]) {
 	}
 }
 
-// promote replaces old by e, if old is still in the slot and the table has room.
+// promote replaces old by e if old is still in the slot and the table has room for e.
 func (t *hotTable[T]) promote(hash uint64, old, e *Entry[T]) {
 	if t.used.Load()+e.cost <= t.room+costOf(old) && t.slot(hash).CompareAndSwap(old, e) {
 		t.account(old, e)

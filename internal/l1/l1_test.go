@@ -2,6 +2,7 @@ package l1
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -10,9 +11,12 @@ import (
 
 func newTestCache(t *testing.T, cfg Config) *Cache[int] {
 	t.Helper()
-	cfg.Tick, cfg.Now = time.Hour, time.Now // all is within one tick
+	cfg.Tick, cfg.Now = time.Hour, time.Now // no tick happens during a test
 	if cfg.Entries == 0 {
 		cfg.Entries = 10_000
+	}
+	if cfg.Bytes == 0 {
+		cfg.Bytes = math.MaxInt64
 	}
 	c, err := New[int](cfg)
 	if err != nil {
@@ -23,7 +27,8 @@ func newTestCache(t *testing.T, cfg Config) *Cache[int] {
 	return c
 }
 
-// The hot table counts what it holds, keeps its bound, and still holds what was put last.
+// Four goroutines put, get and invalidate random keys. The cost that the hot table has counted must equal the sum
+// over its slots and stay within its bound. The table must hold the entry that was put last, if that entry fits.
 func TestHotTableKeepsItsBound(t *testing.T) {
 	for name, cfg := range map[string]Config{
 		"entries": {Entries: 1000}, "bytes": {Bytes: 1 << 16}, "one": {Entries: 1}, "few bytes": {Bytes: 100, Entries: 10},
@@ -42,7 +47,7 @@ func TestHotTableKeepsItsBound(t *testing.T) {
 						case 1, 2, 3:
 							c.Get(key)
 						default:
-							c.Put(c.NewEntry(key, c.Epoch(key), nil, 0), r.IntN(2000))
+							c.Put(c.NewEntry(key, c.Epoch(key), nil, 0), r.Int64N(2000))
 						}
 					}
 				})
@@ -80,7 +85,7 @@ func TestEpochs(t *testing.T) {
 		t.Error("Invalidate has no effect")
 	}
 	e = fresh("k")
-	c.SetSubscribed(true) // it works already
+	c.SetSubscribed(true) // the subscription works already
 	if !c.Valid(e) {
 		t.Error("a second SetSubscribed(true) invalidates")
 	}
@@ -105,14 +110,15 @@ func TestEpochs(t *testing.T) {
 	}
 }
 
-// A slot of the hot table goes to the key that is asked for more often, even if both are in use all the time. But an
-// entry that ristretto does not have keeps its slot, because it would be lost.
+// Two keys share a slot of the hot table, and one of them is read 20 times as often. That key must occupy the slot in
+// most reads. An entry that ristretto does not have must keep the slot while it is in use, because it would otherwise
+// be lost.
 func TestHotTableHoldsTheHottest(t *testing.T) {
 	c := newTestCache(t, Config{Entries: 100})
 	enter := func(key string) *Entry[int] {
 		e := c.NewEntry(key, c.Epoch(key), nil, 0)
 		c.Put(e, 1)
-		c.back.Wait()
+		c.back.cache.Wait()
 		return e
 	}
 	hot := enter("hot")
@@ -137,12 +143,27 @@ func TestHotTableHoldsTheHottest(t *testing.T) {
 		t.Errorf("a key that is asked for 20 times as often was in the hot table in %d of 20,000 reads", hotReads)
 	}
 	c.hot.put(c.Hash(cold.Key), cold)
-	c.back.Del(c.Hash(cold.Key))
-	c.back.Wait()
+	c.back.drop(c.Hash(cold.Key))
+	c.back.cache.Wait()
 	for range 1000 {
 		c.Get("hot")
 	}
 	if inSlot() != cold.Key {
 		t.Error("an entry that ristretto does not have was replaced while it was in use")
+	}
+}
+
+// A reader has got an entry from ristretto, and is about to promote the entry. Then a newer entry of the same key is
+// put. The hot table must keep the newer entry.
+func TestPromoteKeepsANewerEntryOfTheSameKey(t *testing.T) {
+	c := newTestCache(t, Config{})
+	older := c.NewEntry("k", c.Epoch("k"), nil, 1)
+	c.Put(older, 1)
+	newer := c.NewEntry("k", c.Epoch("k"), nil, 2)
+	c.Put(newer, 1)
+	newer.touched.Store(0) // not used in this tick, so promote may replace the entry
+	c.promote(c.Hash("k"), older)
+	if got := c.Get("k"); got != newer {
+		t.Errorf("got value %d after promote, want 2", got.Data)
 	}
 }

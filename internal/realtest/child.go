@@ -9,6 +9,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,13 +18,15 @@ import (
 	"time"
 )
 
-// The environment variables that make a test binary a child: the name of its function, and its arguments.
+// These environment variables make a test binary a child. They hold the name of the child's function and its
+// arguments.
 const (
 	envChild = "REFILL_REALTEST_CHILD"
 	envArgs  = "REFILL_REALTEST_ARGS"
 )
 
-// linesAhead is how many lines of a child may wait to be read. A child that writes more has to wait.
+// linesAhead is how many lines of a child may wait until the test reads them. A child that writes more lines has to
+// wait.
 const linesAhead = 4096
 
 var (
@@ -31,13 +34,13 @@ var (
 	mainRuns bool                     // Main was called in this process
 )
 
-// ChildFunc is what a child process does. args is the argument of StartChild, as JSON. [Proc.Next] returns every value
-// that is written to out; out is for one goroutine at a time. ctx ends when the test calls [Proc.Stop] or has ended. If
-// the function does not return within 5 s after that, the process exits. An error is printed, and the process exits
-// with status 1.
+// ChildFunc is what a child process does. args is the argument of StartChild, as JSON. The test gets each value that
+// the function encodes to out from [Proc.Next]. Only one goroutine at a time may use out. ctx ends when the test
+// calls [Proc.Stop] or has ended. If the function does not return within 5 s after that, the process exits with
+// status 2. If the function returns an error, the process prints the error and exits with status 1.
 type ChildFunc func(ctx context.Context, args json.RawMessage, out *json.Encoder) error
 
-// Child registers fn under a name. Call it from an init function, or before [Main].
+// Child registers fn under a name. Call Child from an init function, or before [Main].
 func Child(name string, fn ChildFunc) {
 	if children[name] != nil {
 		panic("realtest: two children have the name " + name)
@@ -45,10 +48,12 @@ func Child(name string, fn ChildFunc) {
 	children[name] = fn
 }
 
-// Main is called by TestMain. In a child process it runs the function of the child, otherwise the tests. It does not
-// return.
+// Main must be called by TestMain. In a child process, Main runs the function of the child. In the test's process, Main
+// runs the tests. Main does not return. Loaders without a Config.Logger log nothing, in the tests and in child
+// processes.
 func Main(m interface{ Run() int }) {
 	mainRuns = true
+	slog.SetDefault(slog.New(slog.DiscardHandler))
 	if name := os.Getenv(envChild); name != "" {
 		os.Exit(runChild(name))
 	}
@@ -57,12 +62,12 @@ func Main(m interface{ Run() int }) {
 
 // runChild runs the function with this name and returns the exit status.
 func runChild(name string) int {
-	flag.Parse() // testing.Short and others panic without it
+	flag.Parse() // testing.Short panics before flag.Parse
 	out := json.NewEncoder(os.Stdout)
 	os.Stdout = os.Stderr // a stray print must not mix with the lines
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin) // ends with Stop, or with the test binary
+		_, _ = io.Copy(io.Discard, os.Stdin) // returns after Stop, or when the test binary has ended
 		cancel()
 		time.Sleep(5 * time.Second)
 		fmt.Fprintf(os.Stderr, "realtest: the child %s did not return after its context had ended\n", name)
@@ -86,13 +91,13 @@ type Proc struct {
 
 	lines  chan json.RawMessage // closed at the end of the child's output
 	stdin  io.Closer            // closing it ends the child's context
-	stderr string               // the file with what it printed
-	judged bool                 // the test knows how it ended, or killed it
+	stderr string               // the name of the file with what the child printed
+	judged bool                 // the test knows how the child ended, or killed the child
 }
 
-// StartChild starts the function registered under name in its own process. The function receives args as JSON, at most
-// 100 KB. The child is killed at the end of the test. A child that has failed before, or has found a data race, fails
-// the test.
+// StartChild starts the function registered under name in its own process. The function receives args as JSON, at
+// most 100 KB. The child is killed at the end of the test. The test fails if the child finds a data race. It also
+// fails if the child failed by itself and the test called neither Wait nor Stop.
 func StartChild(t testing.TB, name string, args any) *Proc {
 	t.Helper()
 	if !mainRuns || children[name] == nil {
@@ -112,15 +117,16 @@ func StartChild(t testing.TB, name string, args any) *Proc {
 
 // start runs the test binary as a child.
 func (p *Proc) start(t testing.TB, name, args string) error {
-	cmd := exec.Command(os.Args[0], "-test.run=^$") // runs no test if Main is not called after all
+	cmd := exec.Command(os.Args[0], "-test.run=^$") // if TestMain does not call Main, no test runs
 	cmd.Env = append(os.Environ(), envChild+"="+name, envArgs+"="+args,
-		"GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0") // without it the race detector takes a second to exit
+		"GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0") // by default the race detector takes a second to exit
 	stderr, err := os.Create(p.stderr)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = stderr.Close() }()
-	// Our own pipes: exec.Cmd closes its pipes at the end of the process, while they still hold lines.
+	// The pipes come from os.Pipe. exec.Cmd would close its own pipes at the end of the process, while they may hold
+	// lines.
 	in, stdin, err := os.Pipe()
 	if err != nil {
 		return err
@@ -140,20 +146,21 @@ func (p *Proc) start(t testing.TB, name, args string) error {
 	return nil
 }
 
-// read passes on the lines of the child, until its output ends.
+// read sends the lines of the child to p.lines, until the child's output ends.
 func (p *Proc) read(stdout io.ReadCloser) {
 	defer func() { _ = stdout.Close() }()
 	defer close(p.lines)
 	for dec := json.NewDecoder(stdout); ; {
 		var line json.RawMessage
 		if dec.Decode(&line) != nil {
-			return // the end, or a line that Kill has cut short
+			return // the end of the output, or a line that Kill has cut short
 		}
 		p.lines <- line
 	}
 }
 
-// Next decodes the next line of the child into v, and fails the test if there is none.
+// Next decodes the next line of the child into v. It fails the test if no line comes within 30 s, or if the output
+// has ended.
 func (p *Proc) Next(v any) {
 	p.t.Helper()
 	if !p.NextWithin(v, waitLimit) {
@@ -161,8 +168,8 @@ func (p *Proc) Next(v any) {
 	}
 }
 
-// NextWithin decodes the next line of the child into v. It returns false if none comes within d or the output has
-// ended.
+// NextWithin decodes the next line of the child into v. It returns false if no line comes within d, or if the output
+// has ended.
 func (p *Proc) NextWithin(v any, d time.Duration) bool {
 	p.t.Helper()
 	timer := time.NewTimer(d)
@@ -188,8 +195,8 @@ func (p *Proc) Stop() error {
 	return p.Wait()
 }
 
-// Wait waits until the child has ended by itself. If the child failed, the error contains what it printed. Next still
-// returns lines that have not been read.
+// Wait waits until the child has ended by itself. If the child failed, the error contains what the child printed.
+// Next still returns the lines that the test has not read.
 func (p *Proc) Wait() error {
 	p.t.Helper()
 	select {
@@ -215,7 +222,7 @@ func (p *Proc) Kill() {
 func (p *Proc) cleanup() {
 	p.Kill()
 	_ = p.stdin.Close()
-	for range p.lines { // lets read end
+	for range p.lines { // so that read can end
 	}
 	switch {
 	case strings.Contains(p.printed(), "WARNING: DATA RACE"):
@@ -227,7 +234,7 @@ func (p *Proc) cleanup() {
 	}
 }
 
-// printed is what the child printed, without its lines.
+// printed returns the last 200 lines that the child printed, without the JSON lines for Next.
 func (p *Proc) printed() string {
 	text, err := os.ReadFile(p.stderr)
 	if err != nil {

@@ -95,7 +95,7 @@ func TestChildFreezeThawKill(t *testing.T) {
 	var n int
 	child.Next(&n)
 	child.Freeze()
-	for child.NextWithin(&n, 50*time.Millisecond) { // what it wrote before
+	for child.NextWithin(&n, 50*time.Millisecond) { // skips the lines that the child wrote before the freeze
 	}
 	frozen := n
 	child.Thaw()
@@ -152,7 +152,7 @@ func TestGrandchildDiesWithChild(t *testing.T) {
 	var pid int
 	child.Next(&pid)
 	child.Kill()
-	ended := func() bool { // without a parent that waits for it, it may be a zombie
+	ended := func() bool { // a zombie has ended too: its parent is gone and cannot wait for it
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		return err != nil || strings.Contains(string(stat), ") Z ")
 	}

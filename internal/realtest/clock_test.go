@@ -5,6 +5,7 @@ package realtest_test
 import (
 	"context"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -15,10 +16,10 @@ import (
 	"github.com/refill-go/refill/internal/realtest"
 )
 
-// This file sets the wall clock of Redis. The clock of a Go process cannot be changed from outside. But only the
-// difference between the clocks of Redis and of the node counts, so this also covers nodes with a wrong clock.
+// The tests of this file set the wall clock of Redis, because a test cannot set the clock of a Go process. Only the
+// difference between the clocks of Redis and of a node counts. So these tests also cover nodes with a wrong clock.
 
-// timeOf is the time of a server.
+// timeOf returns the time that a server reports.
 func timeOf(t *testing.T, r *realtest.Redis) time.Time {
 	t.Helper()
 	c := redis.NewClient(&redis.Options{Addr: r.Addr()})
@@ -37,7 +38,8 @@ func clockIs(t *testing.T, r *realtest.Redis, off time.Duration) {
 	}
 }
 
-// The wall clocks of the nodes are an hour off. Ages and freshness are right on each, and there is one load per expiry.
+// The wall clocks of Redis and of the nodes differ by an hour. Each node must report the right age of a value, there
+// must be one load per expiry, and an Invalidate must reach all nodes.
 func TestNodesAnHourOff(t *testing.T) {
 	for _, off := range []time.Duration{time.Hour, -time.Hour} {
 		t.Run(fmt.Sprint(off), func(t *testing.T) {
@@ -60,8 +62,39 @@ func TestNodesAnHourOff(t *testing.T) {
 	}
 }
 
-// The clock is set by an hour under traffic, as by a first NTP reply. No value is served past its bound, and no Get
-// fails or hangs. Each node may load once more until it knows the new time. Then everything is as before.
+// The clock of Redis is 30 s ahead of the nodes, or behind them. Node A has loaded 50 keys. Node B then asks for all 50
+// keys at once, in its first Gets. B must not judge the age of a value by the clock of its own machine, so B must get
+// every key as fresh.
+func TestFirstGetsOfANodeWithAWrongClock(t *testing.T) {
+	for _, off := range []time.Duration{30 * time.Second, -30 * time.Second} {
+		t.Run(fmt.Sprint(off), func(t *testing.T) {
+			server, _ := realtest.StartRedisWithClock(t, off)
+			clockIs(t, server, off)
+			f := newFarm(t, 2, overOne(server), refill.Config{TTL: 20 * time.Second, StaleFor: time.Minute})
+			a, b, ctx := f.nodes[0], f.nodes[1], context.Background()
+			var first, second sync.WaitGroup
+			for _, n := range []struct {
+				*farmNode
+				wg *sync.WaitGroup
+			}{{a, &first}, {b, &second}} {
+				for i := range 50 {
+					n.wg.Go(func() {
+						r, err := n.GetResult(ctx, fmt.Sprint("k", i))
+						if fresh := n.farmNode == a || r.Outcome == refill.OutcomeShared; err != nil || !fresh {
+							t.Errorf("%s: %v, %v, want shared", n.name, r.Outcome, err)
+						}
+					})
+				}
+				n.wg.Wait()
+			}
+			f.close(server)
+		})
+	}
+}
+
+// The clock of Redis is set by an hour under traffic, as a first NTP reply does. No Get may fail, hang, or return a
+// value that is too old. Each node may make at most two extra loads until it knows the new time. After that there
+// must be one load per expiry.
 func TestClockIsSetUnderTraffic(t *testing.T) {
 	for _, by := range []time.Duration{time.Hour, -time.Hour} {
 		t.Run(fmt.Sprint(by), func(t *testing.T) {
@@ -87,9 +120,9 @@ func TestClockIsSetUnderTraffic(t *testing.T) {
 	}
 }
 
-// A value that was loaded before the clock is set back must not live an hour longer. That holds for the L1 of a node
-// that learns the new time from the load of another key. It also holds for a node that never read the value, although
-// Redis keeps it an hour longer.
+// The clock of Redis is set back by an hour after two values were loaded. Redis then keeps these values an hour
+// longer. No node may serve them after their TTL: neither a node that has a value in L1, nor a node that reads a
+// value from Redis for the first time. Both nodes learn the new time from the load of another key.
 func TestClockSetBackEndsValues(t *testing.T) {
 	server, clock := realtest.StartRedisWithClock(t, 0)
 	const ttl = time.Second
@@ -115,15 +148,15 @@ func TestClockSetBackEndsValues(t *testing.T) {
 		t.Fatalf("Redis keeps the old value for only %d ms: this test proves nothing", left)
 	}
 	for key, n := range map[string]*farmNode{"local": a, "shared": b} {
-		value, err := n.Get(ctx, key) // the shortest path: GetResult checks more
+		value, err := n.Get(ctx, key) // Get checks less than GetResult
 		if age := time.Since(f.readAt(value)); err != nil || age > ttl {
 			t.Errorf("%s: %q was served at an age of %v, at a TTL of %v (%v)", n.name, key, age, ttl, err)
 		}
 	}
 }
 
-// A holder dies, and a back-off begins, just before the clock is set back. Redis keeps both an hour longer. Neither may
-// prevent a load of the key.
+// The clock of Redis is set back by an hour just after the holder of a lease has died and just after a load has
+// failed. Redis keeps the lease and the back-off an hour longer. A Get of either key must still load at once.
 func TestClockSetBackFreesLeases(t *testing.T) {
 	server, clock := realtest.StartRedisWithClock(t, 0)
 	f := newFarm(t, 1, overOne(server), refill.Config{TTL: time.Minute})
@@ -137,7 +170,10 @@ func TestClockSetBackFreesLeases(t *testing.T) {
 			t.Fatal(r, err)
 		}
 	}
-	if err := n.store.Fail(ctx, "farm:failed", "other#2", `{"text":"boom"}`, errorTTL); err != nil {
+	failed := driver.FailRequest{
+		Key: "farm:failed", Token: "other#2", Failure: `{"text":"boom"}`, TTL: errorTTL, HoldAll: true,
+	}
+	if err := n.store.Fail(ctx, failed); err != nil {
 		t.Fatal(err)
 	}
 	began := time.Now()

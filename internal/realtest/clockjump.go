@@ -11,13 +11,15 @@ import (
 	"time"
 )
 
-// WallClock is the wall clock of one server. A test can set it. The monotonic clock of the server is not changed.
+// WallClock is the wall clock of one server. A test can set this clock. The server's monotonic clock does not
+// change.
 type WallClock struct {
 	t    testing.TB
 	file *os.File // holds the offset; the server maps it into memory
 }
 
-// clockShim is loaded into the server before libc. The system call itself bypasses libc and the vDSO.
+// clockShim is the source of a library that the server loads before libc. Its functions replace those of libc. They
+// call the kernel directly, so neither libc nor the vDSO is used.
 const clockShim = `
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -61,8 +63,9 @@ time_t time(time_t *t) {
 }
 `
 
-// StartRedisWithClock is [StartRedis] with a separate wall clock for the server, which differs by off from the start.
-// It needs gcc: without it the test is skipped, or fails with REFILL_NO_SKIP=1.
+// StartRedisWithClock is [StartRedis] for a server with a separate wall clock. At the start that clock differs by
+// off from the machine's clock. StartRedisWithClock needs gcc. Without gcc the test is skipped, or fails with
+// REFILL_NO_SKIP=1.
 func StartRedisWithClock(t testing.TB, off time.Duration, args ...string) (*Redis, *WallClock) {
 	t.Helper()
 	gcc, dir := program(t, "gcc"), t.TempDir()
@@ -83,8 +86,8 @@ func StartRedisWithClock(t testing.TB, off time.Duration, args ...string) (*Redi
 	return startRedis(t, []string{"LD_PRELOAD=" + shim, "REFILL_REALTEST_CLOCK=" + clock}, args), c
 }
 
-// Set makes the wall clock of the server differ from this machine's by off, in whole seconds, at once. Restart keeps
-// it.
+// Set makes the wall clock of the server differ by off, in whole seconds, from this machine's clock. The change is
+// immediate, and Restart keeps it.
 func (c *WallClock) Set(off time.Duration) {
 	c.t.Helper()
 	seconds := binary.NativeEndian.AppendUint64(nil, uint64(int64(off/time.Second)))

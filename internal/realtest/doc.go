@@ -1,10 +1,12 @@
-// Package realtest starts real servers and real processes for tests, and injects faults. It is a separate module, so
-// that no dependency of a test reaches the go.mod of a user. A test that needs a real server belongs to this module (or
-// to examples/ or bench/), never to the root module, which does not require this one.
+// Package realtest starts real servers and real processes for tests, and injects faults. Realtest is a separate
+// module, so that no dependency of a test reaches the go.mod of a user. A test that needs a real server belongs to
+// this module, to examples/ or to bench/. It does not belong to the root module, because the root module does not
+// require realtest.
 //
 // # A server
 //
-// [StartRedis] starts an empty redis-server for one test, on a free port of the loopback, and ends it with the test:
+// [StartRedis] starts an empty redis-server for one test, on a free port of the loopback. The server ends with the
+// test:
 //
 //	server := realtest.StartRedis(t, "--maxmemory", "2mb") // further arguments go to redis-server
 //	rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
@@ -19,8 +21,9 @@
 //	calls := server.Commandstats(t) // calls["set"], calls["evalsha"], …
 //
 // # Servers that replace each other
+//
 // [StartSentinel] starts a master and two replicas behind three sentinels, in half a second. [StartCluster] starts a
-// Redis Cluster, in two seconds. They know the current master, and can replace it:
+// Redis Cluster, in two seconds. The returned [Sentinel] and [Cluster] know the current master, and can replace it:
 //
 //	s := realtest.StartSentinel(t)
 //	rdb := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: s.MasterName(), SentinelAddrs: s.Addrs()})
@@ -40,12 +43,13 @@
 //
 // On Linux [StartRedisWithClock] starts one server whose wall clock the test can set.
 //
-// If redis-server is missing, the test is skipped. With REFILL_NO_SKIP=1, as in CI, it fails.
+// If redis-server is missing, the test is skipped. With REFILL_NO_SKIP=1, as in CI, the test fails.
 //
 // # Other processes
 //
-// A promise about many nodes is tested with many processes. The test binary starts itself again and runs one function
-// in the new process. Functions are registered before [Main] runs, which replaces m.Run:
+// A promise about many nodes is tested with many processes. The test binary starts itself again and runs one
+// function in the new process. The test registers such functions before it calls [Main]. TestMain calls Main in
+// place of m.Run:
 //
 //	func init() { realtest.Child("node", node) }
 //
@@ -74,7 +78,7 @@
 //
 // # The network
 //
-// A [Proxy] stands between a client and a server and injects faults. Heal ends them:
+// A [Proxy] stands between a client and a server and injects faults. Heal ends the faults:
 //
 //	proxy := realtest.StartProxy(t, server.Addr()) // clients use proxy.Addr()
 //	lost := proxy.LoseReply("set")                 // the next SET is executed, its reply is lost: the connection is cut
@@ -89,6 +93,7 @@
 //
 // # Rules
 //
-// No test sleeps for a fixed time: it waits until a condition holds, with a limit. Only processes that were started
-// here are signalled, by their id. Methods that can fail a test are called from the goroutine of that test.
+// A test does not sleep for a fixed time. It waits, up to a limit, until a condition holds. This package sends signals
+// only to processes that it started, by their id. A test calls the methods that can fail the test only on the test's
+// own goroutine.
 package realtest

@@ -22,18 +22,19 @@ import (
 	"github.com/refill-go/refill/internal/realtest"
 )
 
-// This file injects faults into the servers under Loaders: masters that are replaced, slots that move, replicas,
-// restarts, stalls. A server that is replaced may have acknowledged writes that its successor never received. So two
-// nodes may hold one lease. The promise is that this costs a load, and never a newer value.
+// The tests of this file inject faults into the servers under Loaders: masters that are replaced, slots that move,
+// replicas, restarts, stalls. A server that is replaced may have acknowledged writes that its successor never
+// received. So two nodes may hold the same lease. Then there may be an extra load, but an older value must not
+// replace a newer value.
 
 // A farm is several nodes in this process, each with its own client, and the database that they load from.
 type farm struct {
 	t       testing.TB
 	base    time.Time
-	version atomic.Int64  // the content of the database, for every key
+	version atomic.Int64  // what the database holds under every key
 	took    time.Duration // the length of a load
 	nodes   []*farmNode
-	// duringLoad, if set, is called in a load after it has read the version. It may wait.
+	// duringLoad, if set, is called by a load after the load has read the version. duringLoad may wait.
 	duringLoad func(n *farmNode, key string)
 
 	mu    sync.Mutex // guards all below
@@ -56,15 +57,17 @@ type farmNode struct {
 
 	mu         sync.Mutex // guards all below
 	events     map[refill.EventKind]int
-	errors     map[string][]time.Time // by key: when the store did not answer
+	errors     map[string][]time.Time // by key: when EventStoreError was reported
 	subscribed bool
 	warnings   []string
 }
 
-// longTTL is the TTL of keys that begin with "long": within a test only an invalidation replaces their values.
+// longTTL is the TTL of keys that begin with "long". It outlasts every test, so only an invalidation replaces the
+// values of these keys.
 const longTTL = time.Minute
 
-// newFarm makes n nodes and waits until each has subscribed. At the end their Close must return no error.
+// newFarm makes n nodes and waits until each node has subscribed. At the end of the test, the Close of each node
+// must return no error.
 func newFarm(t testing.TB, n int, open func() redis.UniversalClient, cfg refill.Config) *farm {
 	t.Helper()
 	f := &farm{t: t, base: time.Now(), took: 20 * time.Millisecond}
@@ -95,7 +98,8 @@ func newFarm(t testing.TB, n int, open func() redis.UniversalClient, cfg refill.
 	return f
 }
 
-// load returns the version that the database has, and when it was read.
+// load is the load function of the nodes. The value names the key, the version in the database, and the time of the
+// read.
 func (f *farm) load(ctx context.Context, n *farmNode, key string) (string, error) {
 	f.mu.Lock()
 	i, began := len(f.loads), time.Now()
@@ -121,7 +125,7 @@ func (f *farm) load(ctx context.Context, n *farmNode, key string) (string, error
 	return value, nil
 }
 
-// versionOf is the version in a value; readAt is when the load read it.
+// versionOf returns the version in a value. readAt returns when the load read that version.
 func versionOf(value string) string { return strings.Split(value+"  ", " ")[1] }
 
 func (f *farm) readAt(value string) time.Time {
@@ -165,7 +169,7 @@ func (f *farm) allSubscribed() bool {
 	return !slices.ContainsFunc(f.nodes, func(n *farmNode) bool { return !n.isSubscribed() })
 }
 
-// loadsOf are the loads of a key that began after this time.
+// loadsOf returns the loads of a key that began after the given time.
 func (f *farm) loadsOf(key string, after time.Time) (of []farmLoad) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -189,7 +193,7 @@ func (f *farm) running(n *farmNode) (count int) {
 	return count
 }
 
-// mostAtOnce is the largest number of loads that one node ran at the same time.
+// mostAtOnce returns the largest number of loads that any one node ran at the same time.
 func (f *farm) mostAtOnce() (most int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -205,8 +209,8 @@ func (f *farm) mostAtOnce() (most int) {
 	return most
 }
 
-// withLease removes loads that a node began without a lease because the store did not answer in time. A node must load
-// then, and on a busy machine it may happen with a healthy store.
+// withLease removes the loads that a node began without a lease because the store did not answer in time. A node has to
+// load then. On a busy machine, a healthy store may also answer too late.
 func withLease(loads []farmLoad) []farmLoad {
 	return slices.DeleteFunc(slices.Clone(loads), func(x farmLoad) bool {
 		x.node.mu.Lock()
@@ -217,8 +221,8 @@ func withLease(loads []farmLoad) []farmLoad {
 	})
 }
 
-// oneLoadPerExpiry waits for n loads of a key, and fails the test if two of them overlap or the second begins within
-// the TTL.
+// oneLoadPerExpiry waits for n loads of a key. It fails the test if two of these loads overlap, or if a load begins
+// within the TTL of the load before it.
 func (f *farm) oneLoadPerExpiry(key string, ttl time.Duration, after time.Time, n int) {
 	f.t.Helper()
 	var loads []farmLoad
@@ -227,7 +231,8 @@ func (f *farm) oneLoadPerExpiry(key string, ttl time.Duration, after time.Time, 
 		return len(loads) >= n && !loads[n-1].ended.IsZero()
 	})
 	for i := 1; i < n; i++ {
-		// TTL counts from the claim, which is taken a moment before the load begins, or longer on a busy machine.
+		// TTL counts from the claim, which the node takes before the load begins. So the time between two loads may be a
+		// little shorter than TTL.
 		if gap := loads[i].began.Sub(loads[i-1].began); gap < ttl-ttl/4 || loads[i].began.Before(loads[i-1].ended) {
 			f.t.Errorf("%q: load %d of node %s began %v after load %d of node %s, at a TTL of %v",
 				key, i, loads[i].node.name, gap, i-1, loads[i-1].node.name, ttl)
@@ -244,13 +249,14 @@ type traffic struct {
 
 	mu       sync.Mutex // guards all below
 	longest  time.Duration
-	oldest   time.Duration // beyond TTL and StaleFor
-	failures []string      // the first few
+	oldest   time.Duration // the largest age of a value, minus TTL + StaleFor
+	failures []string      // the first five
 	failed   int
 	outcomes map[refill.Outcome]int
 }
 
-// startTraffic starts one caller per node and key. A Get that returns an error or a value that is too old is a failure.
+// startTraffic starts one caller per node and key. A Get that returns an error, or a value that is too old, counts
+// as failed.
 func (f *farm) startTraffic(keys ...string) *traffic {
 	ctx, stop := context.WithCancel(context.Background())
 	tr := &traffic{f: f, stop: stop, outcomes: map[refill.Outcome]int{}}
@@ -260,14 +266,14 @@ func (f *farm) startTraffic(keys ...string) *traffic {
 				for ctx.Err() == nil {
 					tr.get(n, key)
 					select {
-					case <-time.After(2 * time.Millisecond): // between two Gets of a caller
+					case <-time.After(2 * time.Millisecond): // the pause between two Gets of a caller
 					case <-ctx.Done():
 					}
 				}
 			})
 		}
 	}
-	f.t.Cleanup(func() { // if the test ends without a call of end
+	f.t.Cleanup(func() { // for a test that ends before it calls end
 		stop()
 		tr.wg.Wait()
 	})
@@ -294,29 +300,30 @@ func (tr *traffic) get(n *farmNode, key string) {
 		tr.fail("at %v %s: %s: %v after %v", at, n.name, key, err, took)
 		return
 	}
-	// The age at the begin of the Get, so that a slow Get on a busy machine does not count. A caller that waited for a
-	// load gets its value at any age.
+	// The age counts at the begin of the Get, so that a slow Get on a busy machine is no failure. A caller that waited for
+	// a load may get the value of that load at any age.
 	if old := asked.Sub(tr.f.readAt(r.Value)) - limit; old > ageSlack && !waitedFor(r.Outcome) {
 		tr.oldest = max(tr.oldest, old)
 		tr.fail("at %v %s: %s (%v) is %v older than allowed", at, n.name, r.Value, r.Outcome, old)
 	}
 }
 
-// ageSlack allows for the tick of the coarse clock, and for a goroutine that is not scheduled at once.
+// ageSlack is how much older than TTL + StaleFor a value may be. It covers a tick of the coarse clock and the delay of
+// a goroutine that is not scheduled at once.
 const ageSlack = 100 * time.Millisecond
 
 func waitedFor(o refill.Outcome) bool {
 	return o == refill.OutcomeLoaded || o == refill.OutcomeCoalesced || o == refill.OutcomeLoadedElsewhere
 }
 
-// fail is called with mu held.
+// fail counts a failed Get. The caller holds mu.
 func (tr *traffic) fail(format string, args ...any) {
 	if tr.failed++; len(tr.failures) < 5 {
 		tr.failures = append(tr.failures, fmt.Sprintf(format, args...))
 	}
 }
 
-// waitForGets waits for 100 more Gets per node.
+// waitForGets waits until each node has made about 100 more Gets.
 func (tr *traffic) waitForGets() {
 	tr.f.t.Helper()
 	before := tr.gets.Load()
@@ -366,7 +373,7 @@ func (f *farm) writable() {
 	}
 }
 
-// close closes the nodes. After that no server may have a subscriber.
+// close closes the nodes. After that, close fails the test if one of the given servers still has a subscriber.
 func (f *farm) close(servers ...*realtest.Redis) {
 	f.t.Helper()
 	for _, n := range f.nodes {
@@ -403,16 +410,16 @@ func overOne(r *realtest.Redis) func() redis.UniversalClient {
 	}
 }
 
-// redisKey is the Redis key of a value.
+// redisKey returns the key under which Redis holds the farm's value of key.
 func redisKey(key string) string { return goredisPrefix("refill").key("farm:"+key, "") }
 
-// gate makes loads wait for the test, by node and key.
+// gate makes the loads of chosen nodes and keys wait until the test opens the gate.
 type gate struct {
 	mu    sync.Mutex
 	gates map[string]chan struct{}
 }
 
-// shut makes the loads of this node and these keys wait. It is called before they begin.
+// shut makes the loads of this node and these keys wait. The test calls shut before these loads begin.
 func (g *gate) shut(n *farmNode, keys ...string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -431,7 +438,7 @@ func (g *gate) open(n *farmNode, key string) {
 	delete(g.gates, n.name+key)
 }
 
-// openAll is for the end of a test that has failed.
+// openAll lets all loads continue. A failed test needs openAll in its clean-up, because Close waits for loads.
 func (g *gate) openAll() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -450,7 +457,7 @@ func (g *gate) wait(n *farmNode, key string) {
 	}
 }
 
-// getters call Get in the background. got checks what one of them received.
+// getters calls Get in the background. The method got waits for the answer to one of these calls and checks it.
 type getters struct {
 	t       testing.TB
 	answers map[string]chan string
@@ -485,8 +492,9 @@ func (g *getters) got(n *farmNode, key, version string) {
 	}
 }
 
-// A lease and a claim are lost together with their master. B acquires them from the next master while A, which does not
-// know of the loss, is still loading. A's value, which is older, is never stored, in whatever order A and B publish.
+// Node A loads, and its lease and claim are lost with their master. Node B acquires lease and claim from the next
+// master while A still loads. A's value is older than B's value. A's value must not be stored, whether A publishes
+// before or after B.
 func TestFailoverTwoHolders(t *testing.T) {
 	s := realtest.StartSentinel(t)
 	f := newFarm(t, 3, overSentinel(s), refill.Config{TTL: time.Minute, LoadTimeout: 30 * time.Second})
@@ -504,7 +512,7 @@ func TestFailoverTwoHolders(t *testing.T) {
 	s.CutReplicas()
 	get.start(a, all...)
 	eventually(t, "A loads all keys", func() bool { return f.running(a) == len(all) })
-	f.version.Store(2) // the database changes: what A has read is outdated now
+	f.version.Store(2) // the database changes, so A's values are outdated
 	old := s.KillMaster()
 	began := time.Now()
 	s.ThawReplicas()
@@ -521,7 +529,7 @@ func TestFailoverTwoHolders(t *testing.T) {
 	rejected := a.count(refill.EventPublishRejected)
 	for _, key := range before { // A publishes while B loads
 		gates.open(a, key)
-		get.got(a, key, "v1") // the caller has waited for that very load
+		get.got(a, key, "v1") // A's own caller waited for A's load, so it gets the old value
 		eventually(t, "the publish of A was rejected", func() bool {
 			return a.count(refill.EventPublishRejected) > rejected
 		})
@@ -557,8 +565,9 @@ func TestFailoverTwoHolders(t *testing.T) {
 	f.close(s.Master())
 }
 
-// The same with users' locks. While the first holder is cut off, it does not know that a second holder exists. Later it
-// is notified. The second holder's fence is larger, whether or not the new master has the counter of the old one.
+// A user's lock is lost with its master, and a second holder acquires it while the first holder is cut off. The
+// first holder must be notified once it can reach Redis again. The second holder's fence must be larger. The new
+// master has the fence counter of lock "known", but not the counter of lock "new".
 func TestFailoverTwoLockHolders(t *testing.T) {
 	s := realtest.StartSentinel(t)
 	var cutOff atomic.Bool
@@ -579,7 +588,7 @@ func TestFailoverTwoLockHolders(t *testing.T) {
 	for i, rdb := range clients {
 		t.Cleanup(func() { _ = rdb.Close() })
 		var err error
-		// Long enough to outlast the failover: the lock of the first holder must not end by its TTL.
+		// This TTL outlasts the failover. Otherwise the lock of the first holder would end by its TTL.
 		if lockers[i], err = refill.NewLocker("job", goredis.New(rdb), refill.LockConfig{TTL: 9 * time.Second}); err != nil {
 			t.Fatal(err)
 		}
@@ -645,7 +654,7 @@ func TestFailoverTwoLockHolders(t *testing.T) {
 		len(keys), time.Since(healed).Round(time.Millisecond))
 }
 
-// replaced is a topology in which the master of a key is replaced.
+// replaced is a topology in which the master of a key can be killed and is replaced.
 type replaced struct {
 	open    func() redis.UniversalClient
 	servers []*realtest.Redis
@@ -653,9 +662,9 @@ type replaced struct {
 	next    func(t *testing.T, old *realtest.Redis)
 }
 
-// A master is killed under traffic. No Get fails, and the number of loads without a lease is bounded. Afterwards
-// everything works as before, and an Invalidate reaches every L1 although the subscriptions were made at another
-// server.
+// A master is killed under traffic. No Get may fail, and the number of loads without a master is bounded. With the
+// next master there must be one load per expiry again. An Invalidate must reach every L1, although the nodes first
+// subscribed at another server.
 func TestFailoverUnderTraffic(t *testing.T) {
 	for name, start := range map[string]func(t *testing.T) replaced{
 		"sentinel": func(t *testing.T) replaced {
@@ -696,7 +705,7 @@ func masterDiesUnderTraffic(t *testing.T, w replaced) {
 	if most := 3 * (int(healed.Sub(killed)/ttl) + 2); meanwhile > most {
 		t.Errorf("%d loads while there was no master, want at most %d", meanwhile, most)
 	}
-	// Some loads without a lease may end only now.
+	// Loads that began without a lease may still run. So the check begins one TTL later.
 	f.oneLoadPerExpiry("hot", ttl, healed.Add(ttl), 4)
 	t.Logf("result: %d loads in the %v without a master", meanwhile, healed.Sub(killed).Round(time.Millisecond))
 	f.invalidateReachesAll("long")
@@ -708,7 +717,8 @@ func masterDiesUnderTraffic(t *testing.T, w replaced) {
 	f.close(slices.DeleteFunc(w.servers, func(r *realtest.Redis) bool { return r == old })...)
 }
 
-// A slot moves while its keys are read, loaded and invalidated.
+// A slot moves to another master while the nodes read, load and invalidate its keys. No Get may fail, loads are
+// bounded, a running load keeps its lease, and an Invalidate takes effect in the end.
 func TestSlotMovesUnderTraffic(t *testing.T) {
 	const ttl = 400 * time.Millisecond
 	const lockTTL = 2 * time.Second
@@ -747,7 +757,8 @@ func TestSlotMovesUnderTraffic(t *testing.T) {
 		t.Errorf("%d loads, want at most %d", n, most)
 	}
 
-	// Lease and claim of a running load move to another master. The load keeps them, and its value is published.
+	// Lease and claim of a running load move to another master. The load must keep its lease and claim, and its value
+	// must be published.
 	a, b := f.nodes[0], f.nodes[1]
 	gates.shut(a, "long-flight")
 	get.start(a, "long-flight")
@@ -758,8 +769,8 @@ func TestSlotMovesUnderTraffic(t *testing.T) {
 		end := time.Now().Add(d)
 		eventually(t, "some time has passed", func() bool { return time.Now().After(end) })
 	}
-	move("long-flight", func() { pass(lockTTL/3 + 50*time.Millisecond) }) // a renewal fails with TRYAGAIN: no value yet
-	pass(lockTTL)                                                         // a lease that is not renewed has ended
+	move("long-flight", func() { pass(lockTTL/3 + 50*time.Millisecond) }) // a renewal fails with TRYAGAIN
+	pass(lockTTL)                                                         // without a renewal, the lease has ended
 	gates.open(a, "long-flight")
 	get.got(a, "long-flight", "v1")
 	get.got(b, "long-flight", "v1")
@@ -767,7 +778,8 @@ func TestSlotMovesUnderTraffic(t *testing.T) {
 		t.Errorf("%d loads of a key that moved, %d leases lost, want 1 and 0", n, a.count(refill.EventLeaseLost))
 	}
 
-	// Invalidate while the slot is open: what it cannot do at once, it reports as an error and does later.
+	// Invalidate runs while the slot is open. If Invalidate cannot remove the key at once, Invalidate returns an error,
+	// and the Loader retries the invalidation.
 	f.version.Add(1)
 	move("long", func() {
 		err := a.Invalidate(context.Background(), "long")
@@ -784,8 +796,9 @@ func TestSlotMovesUnderTraffic(t *testing.T) {
 	f.close(cluster.Servers()...)
 }
 
-// Clients are connected to a replica, so they can read but not write. Every Get is answered, no lease can be acquired,
-// and everything heals when the replica becomes a master.
+// The clients are connected to a replica, so they can read but not write, and no node can acquire a lease. A Get must
+// return a value, or, beyond MaxLoads, ErrOverloaded. When the replica becomes a master, there must be one load per
+// expiry again.
 func TestReadOnlyReplica(t *testing.T) {
 	const ttl = 300 * time.Millisecond
 	master := realtest.StartRedis(t, "--repl-diskless-sync-delay", "0")
@@ -803,7 +816,7 @@ func TestReadOnlyReplica(t *testing.T) {
 		}
 	}
 	tr := f.startTraffic("hot", "long")
-	tr.waitForGets() // otherwise these callers would also wait for a load
+	tr.waitForGets() // fills L1, so that the traffic does not compete for MaxLoads below
 	var wg sync.WaitGroup
 	for i := range 8 { // more than MaxLoads
 		wg.Go(func() {
@@ -840,7 +853,8 @@ func TestReadOnlyReplica(t *testing.T) {
 	f.close(replica)
 }
 
-// A server comes back empty. The fleet loads each key once. Until then L1 answers.
+// A server is killed under traffic and comes back empty. L1 must answer while the server is down. After the restart
+// the fleet must load each key once.
 func TestRestartEmptyUnderTraffic(t *testing.T) {
 	server := realtest.StartRedis(t)
 	f := newFarm(t, 3, overOne(server), refill.Config{TTL: time.Minute, StaleFor: time.Minute})
@@ -880,7 +894,8 @@ func TestRestartEmptyUnderTraffic(t *testing.T) {
 	f.close(server)
 }
 
-// Writes are paused, a server does nothing for a while, and a server repeatedly loses its scripts.
+// Redis pauses writes, then sleeps for 0.8 s, and then loses its scripts repeatedly. No Get may fail. After each
+// fault there must be one load per expiry again.
 func TestServerStalls(t *testing.T) {
 	const ttl = 200 * time.Millisecond
 	server := realtest.StartRedis(t)

@@ -23,9 +23,10 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file injects faults into Loaders over a real Redis, one at a time. After each test nothing may be left behind.
+// The tests of this file inject one fault at a time into Loaders over a real Redis. After each test, rig.end checks
+// that no lease, claim, connection, goroutine or key without a TTL is left behind.
 
-// rig is several nodes over one Redis. It checks what they leave behind.
+// rig is several nodes over one Redis. Its end method checks what the nodes leave behind.
 type rig struct {
 	t      *testing.T
 	server *Redis
@@ -35,7 +36,7 @@ type rig struct {
 	before map[string]bool // goroutines of earlier tests
 }
 
-// rigNode is a Loader with its own client and its own database, which counts loads.
+// rigNode is a Loader with its own client and its own load function, whose calls it counts.
 type rigNode struct {
 	*refill.Loader[string]
 	t      *testing.T
@@ -57,7 +58,8 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-// node adds a node, and returns when it has subscribed. For a node behind the proxy, o.Addr is that of the proxy.
+// node adds a node, and returns when that node has subscribed. For a node behind the proxy, o.Addr must be the
+// proxy's address.
 func (r *rig) node(o redis.Options, cfg refill.Config) *rigNode {
 	r.t.Helper()
 	if o.Addr == "" {
@@ -103,13 +105,14 @@ func (n *rigNode) waitSubscribed() {
 	}
 }
 
-// count is how often OnEvent was called with this kind.
+// count returns how often OnEvent was called with this kind of event.
 func (n *rigNode) count(k refill.EventKind) int64 {
 	count, _ := n.events.LoadOrStore(k, new(atomic.Int64))
 	return count.(*atomic.Int64).Load()
 }
 
-// gets fails the test unless Get returns this value with one of these outcomes (none = any).
+// gets fails the test unless GetResult returns this value with one of these outcomes. Without outcomes, any outcome
+// is right.
 func (n *rigNode) gets(key, want string, outcomes ...refill.Outcome) {
 	n.t.Helper()
 	r, err := n.GetResult(n.t.Context(), key)
@@ -152,7 +155,7 @@ func (r *rig) end() {
 	r.rdb.Close()
 	r.gone("goroutines", func() (left []string) {
 		for _, g := range goroutines() {
-			// Our own, and those of go-redis and ristretto; not those of the test.
+			// These are the goroutines of refill, go-redis and ristretto. Goroutines of the test do not count.
 			ours := strings.Contains(g, "refill-go/refill.") || strings.Contains(g, "refill/backend") ||
 				strings.Contains(g, "redis/go-redis") || strings.Contains(g, "ristretto")
 			if ours && !strings.Contains(g, "(*rig).end") && !r.before[idOf(g)] {
@@ -163,19 +166,19 @@ func (r *rig) end() {
 	})
 }
 
-// goroutines are the stacks of all goroutines. The first line of each names it.
+// goroutines returns the stacks of all goroutines. The first line of a stack names the goroutine.
 func goroutines() []string {
 	buf := make([]byte, 1<<20)
 	return strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")
 }
 
-// idOf is the name of a goroutine: "goroutine 7".
+// idOf returns the name of a goroutine, for instance "goroutine 7".
 func idOf(stack string) string {
 	id, _, _ := strings.Cut(stack, " [")
 	return id
 }
 
-// gone waits until nothing is left.
+// gone waits until find returns nothing. After waitLimit it fails the test.
 func (r *rig) gone(what string, find func() []string) {
 	var left []string
 	if !eventually(func() bool { left = find(); return len(left) == 0 }) {
@@ -183,20 +186,23 @@ func (r *rig) gone(what string, find func() []string) {
 	}
 }
 
-// loadScripts loads all scripts of a fill into the server, so that the first EVALSHA runs them. It returns their
-// hashes.
+// scriptSource returns the source of a script without the part that all scripts share.
+func scriptSource(t testing.TB, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "..", "backend", "goredis", "lua", name+".lua"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// loadScripts loads the scripts of a refill into the server, so that the first EVALSHA finds its script. It returns
+// the hash of each script by its name.
 func (r *rig) loadScripts() map[string]string {
 	r.t.Helper()
-	source := func(name string) string {
-		text, err := os.ReadFile(filepath.Join("..", "..", "backend", "goredis", "lua", name+".lua"))
-		if err != nil {
-			r.t.Fatal(err)
-		}
-		return string(text)
-	}
 	hashes := map[string]string{}
 	for _, name := range []string{"acquire", "renew", "publish", "fail", "release", "invalidate", "expire"} {
-		hash, err := r.rdb.ScriptLoad(r.t.Context(), source("common")+source(name)).Result()
+		hash, err := r.rdb.ScriptLoad(r.t.Context(), scriptSource(r.t, "common")+scriptSource(r.t, name)).Result()
 		if err != nil {
 			r.t.Fatalf("script %s: %v", name, err)
 		}
@@ -205,8 +211,8 @@ func (r *rig) loadScripts() map[string]string {
 	return hashes
 }
 
-// The reply to one step is lost after the server executed it, with a client that retries and with one that does not.
-// Every Get is answered, the other node does not wait, and nothing is left behind.
+// The server executes one step of node a, and the reply is lost. The client of node a retries in one case, and does
+// not retry in the other case. Every Get must be answered, node b must not wait, and nothing may be left behind.
 func TestLostReplies(t *testing.T) {
 	for _, retries := range []int{0, -1} { // 0 = the default of go-redis, 3
 		for _, c := range lostReplies {
@@ -221,11 +227,11 @@ func TestLostReplies(t *testing.T) {
 				if c.before != nil {
 					c.before(a)
 				}
-				match := "nx"
-				if c.step != "lease" {
-					match = hashes[c.step]
+				match := []string{"nx"}
+				if c.step != "lease" { // the Store sends the source of a script, and later its hash
+					match = []string{hashes[c.step], scriptSource(t, c.step)}
 				}
-				lost := r.proxy.LoseReply(match)
+				lost := r.proxy.LoseReply(match...)
 				c.run(a, retries == 0)
 				select {
 				case <-lost:
@@ -235,7 +241,7 @@ func TestLostReplies(t *testing.T) {
 				if c.after != nil {
 					c.after(a, b, retries == 0)
 				}
-				invalidated := c.step == "invalidate" || c.step == "expire" // at the retry, perhaps during the fill
+				invalidated := c.step == "invalidate" || c.step == "expire" // a late retry may remove the claim of a running load
 				if a.count(refill.EventPublishRejected) > 0 && !invalidated {
 					t.Error("a publish was rejected although no other node has taken the claim")
 				}
@@ -244,7 +250,7 @@ func TestLostReplies(t *testing.T) {
 	}
 }
 
-// lostReplies has, for each step, what node a does while the reply is lost, and what must hold afterwards.
+// lostReplies lists, for each step, what node a does while the reply is lost (run), and checks afterwards (after).
 var lostReplies = []struct {
 	step          string
 	ttl, staleFor time.Duration // 0 = a minute for ttl, none for staleFor
@@ -253,7 +259,7 @@ var lostReplies = []struct {
 	after         func(a, b *rigNode, retried bool)
 }{
 	{
-		step: "lease", // of a refresh
+		step: "lease", // the SET NX of a background refresh
 		ttl:  500 * time.Millisecond, staleFor: time.Minute,
 		before: (*rigNode).getThenChange,
 		run: func(a *rigNode, _ bool) {
@@ -269,7 +275,7 @@ var lostReplies = []struct {
 		},
 	},
 	{
-		step: "acquire", // without a retry, a loads without a lease, and releases the lease that it may have
+		step: "acquire", // if its client does not retry, a loads without a lease, and releases the lease that it may have
 		run:  func(a *rigNode, _ bool) { a.gets("k", "k", refill.OutcomeLoaded) },
 		after: func(a, b *rigNode, retried bool) {
 			b.gets("k", "k")
@@ -313,11 +319,7 @@ var lostReplies = []struct {
 			}
 		},
 		after: func(_, b *rigNode, _ bool) {
-			if _, err := b.Get(b.t.Context(), "k"); err == nil || b.loads.Load() > 0 {
-				b.t.Errorf("%v, %d loads: the back-off was stored before the reply was lost", err, b.loads.Load())
-			}
-			eventually(func() bool { _, err := b.Get(b.t.Context(), "k"); return err == nil })
-			b.gets("k", "k")
+			b.gets("k", "k", refill.OutcomeLoaded) // the failure of one node holds no other node back
 		},
 	},
 	{
@@ -348,13 +350,14 @@ var lostReplies = []struct {
 	},
 }
 
-// getThenChange gets k, and then changes it in the database.
+// getThenChange gets k, and then lets the load function return another value.
 func (n *rigNode) getThenChange() {
 	n.gets("k", "k")
 	n.load = func(context.Context, string) (string, error) { return "new", nil }
 }
 
-// invalidateUnanswered calls Invalidate or Expire. There is an error unless the client retries the lost request.
+// invalidateUnanswered returns a run function that calls Invalidate or Expire. The call must return an error unless
+// the client retries the request whose reply was lost.
 func invalidateUnanswered(
 	invalidate func(*refill.Loader[string], context.Context, ...string) error,
 ) func(*rigNode, bool) {
@@ -376,8 +379,9 @@ func isInvalidated(a, b *rigNode, retried bool) {
 	}
 }
 
-// Messages of the subscription are lost unnoticed. Waiters read again when the lease that they wait for has ended; L1
-// is not used after LocalTTL.
+// Node b's messages of the subscription are lost unnoticed. After LocalTTL, node b must no longer serve an
+// invalidated value from L1. A caller on node b that waits for a load of node a must get that load's value. Node b
+// itself must not load.
 func TestLostMessages(t *testing.T) {
 	r := newRig(t)
 	const localTTL = 300 * time.Millisecond
@@ -421,8 +425,8 @@ func TestLostMessages(t *testing.T) {
 	}
 }
 
-// A reply, or a message of the subscription, is cut in the middle. No value is taken from half a record, and the node
-// continues over a new connection.
+// A reply to node b, and then a message of its subscription, is cut in the middle. Node b must not take a value from
+// half a record, and must continue over a new connection.
 func TestCutReplies(t *testing.T) {
 	value := strings.Repeat("0123456789", driver.MaxAnnouncedRecord/10) // too large for its announcement
 	for _, bytes := range []int{0, 1, 10, 60, 110, 4000} {
@@ -432,15 +436,15 @@ func TestCutReplies(t *testing.T) {
 			a.load = func(context.Context, string) (string, error) { return value, nil }
 			b.load = a.load
 			a.gets("k", value)
-			cut := r.proxy.CutReply("RF1", bytes) // of a record
+			cut := r.proxy.CutReply("RF1", bytes) // every record begins with RF1
 			b.gets("k", value, refill.OutcomeShared)
 			<-cut
-			cut = r.proxy.CutReply("RN1", bytes) // of an announcement
+			cut = r.proxy.CutReply("RN1", bytes) // every announcement begins with RN1
 			if err := a.Invalidate(t.Context(), "k"); err != nil {
 				t.Fatal(err)
 			}
 			<-cut
-			b.waitSubscribed() // again
+			b.waitSubscribed() // b must subscribe again
 			a.gets("k", value)
 			b.gets("k", value, refill.OutcomeShared, refill.OutcomeHit, refill.OutcomeLoadedElsewhere)
 			if n := b.count(refill.EventBadRecord); n > 0 {
@@ -450,8 +454,8 @@ func TestCutReplies(t *testing.T) {
 	}
 }
 
-// Messages are late. An invalidated value is served until its announcement arrives, and not afterwards. No late message
-// brings an old value back.
+// Everything that Redis sends to node b is 100 ms late. After an Invalidate on node a, node b must serve the new
+// value in the end. A late message must not bring the old value back.
 func TestDelayedMessages(t *testing.T) {
 	r := newRig(t)
 	a, b := r.node(redis.Options{}, refill.Config{}), r.node(redis.Options{Addr: r.proxy.Addr()}, refill.Config{})
@@ -465,7 +469,7 @@ func TestDelayedMessages(t *testing.T) {
 			t.Fatal(err)
 		}
 		a.gets("k", want)
-		for range 3 { // once b has the new value, it keeps it
+		for range 3 { // b must not return to the old value
 			if !eventually(func() bool { v, err := b.Get(t.Context(), "k"); return err == nil && v == want }) {
 				t.Fatalf("b did not get %q", want)
 			}
@@ -473,8 +477,8 @@ func TestDelayedMessages(t *testing.T) {
 	}
 }
 
-// The server dies behind a network that swallows everything, so that connections are never closed. The node answers
-// meanwhile, and uses Redis again when the network is back.
+// The server restarts while the network to node b swallows everything, so b's connections are never closed. Node b
+// must answer meanwhile. When the network is back, b must use Redis again.
 func TestHalfOpenConnections(t *testing.T) {
 	r := newRig(t)
 	a, b := r.node(redis.Options{}, refill.Config{}), r.node(redis.Options{Addr: r.proxy.Addr()}, refill.Config{})
@@ -486,7 +490,7 @@ func TestHalfOpenConnections(t *testing.T) {
 		b.gets(key, key, refill.OutcomeLoaded)
 		b.gets("k", "k")
 	}
-	a.waitSubscribed() // again
+	a.waitSubscribed() // a must subscribe again
 	r.proxy.Heal()
 	b.waitSubscribed()
 	a.gets("k", "k")
@@ -503,7 +507,8 @@ func TestHalfOpenConnections(t *testing.T) {
 	}
 }
 
-// Redis is full. Values are loaded and returned, no caller waits for long, and everything heals.
+// Redis is full. Nodes must still load and return values, and Invalidate must work. When Redis has memory again, a
+// value of one node must reach the other node.
 func TestFullRedis(t *testing.T) {
 	r := newRig(t)
 	cfg := refill.Config{TTL: 200 * time.Millisecond, StaleFor: time.Minute}
@@ -528,8 +533,41 @@ func TestFullRedis(t *testing.T) {
 	b.gets("last", "last", refill.OutcomeShared)
 }
 
-// Foreign and damaged bytes under our keys, and records of another version, are a miss. A foreign lease or claim counts
-// as absent.
+// Redis is at maxmemory with noeviction, and 4 nodes ask for the same absent key at once. The refill lock must work: 1
+// load, and every node gets its value.
+func TestFullRedisKeepsTheRefillLock(t *testing.T) {
+	r := newRig(t)
+	var nodes []*rigNode
+	for range 4 {
+		n := r.node(redis.Options{}, refill.Config{})
+		n.load = func(_ context.Context, key string) (string, error) {
+			<-time.After(300 * time.Millisecond)
+			return key, nil
+		}
+		nodes = append(nodes, n)
+	}
+	if err := r.rdb.ConfigSet(t.Context(), "maxmemory", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	for _, n := range nodes {
+		wg.Go(func() { n.gets("k", "k") })
+	}
+	wg.Wait()
+	loads := int64(0)
+	for _, n := range nodes {
+		loads += n.loads.Load()
+		if errs := n.count(refill.EventStoreError); errs > 0 {
+			t.Errorf("%d errors of the store", errs)
+		}
+	}
+	if loads != 1 {
+		t.Errorf("%d loads by 4 nodes, want 1", loads)
+	}
+}
+
+// The test writes foreign bytes, damaged records and records of another version under refill's keys. Such a value
+// must count as a miss. A foreign lease or claim must count as absent.
 func TestForeignBytes(t *testing.T) {
 	r := newRig(t)
 	a, b := r.node(redis.Options{}, refill.Config{}), r.node(redis.Options{}, refill.Config{})
@@ -580,14 +618,14 @@ func TestForeignBytes(t *testing.T) {
 	}
 }
 
-// part is the key of the lease or claim that belongs to the key of a value.
+// part returns the Redis key of the lease or claim that belongs to a value's Redis key.
 func part(value, name string) string {
 	i := strings.LastIndex(value, ":")
 	return value[:i] + "/" + name + value[i:]
 }
 
-// A process that loads is frozen until its lease has ended, and continues after another node has taken over. Its value
-// is not stored.
+// A process is frozen during its load until another node has taken over, and then continues. Its value must not be
+// stored, whether or not the new holder has already published.
 func TestFrozenLoader(t *testing.T) {
 	for _, done := range []bool{true, false} {
 		t.Run(fmt.Sprintf("the new holder has published %v", done), func(t *testing.T) {
@@ -619,18 +657,21 @@ func TestFrozenLoader(t *testing.T) {
 				<-got
 			}
 			frozen.Thaw()
-			for line.Done == nil {
+			for !line.Rejected {
 				frozen.Next(&line)
-			}
-			if line.Done.Failed > 0 {
-				t.Errorf("%d callers of the frozen load failed: %v", line.Done.Failed, line.Done.Errors)
 			}
 			if !done {
 				if _, found := holder.Peek(t.Context(), "hot"); found {
 					t.Error("the frozen process stored its value while the new holder was loading")
 				}
-				close(goOn)
+				close(goOn) // callers that began after the thaw may wait for the new holder
 				<-got
+			}
+			for line.Done == nil {
+				frozen.Next(&line)
+			}
+			if line.Done.Failed > 0 {
+				t.Errorf("%d callers of the frozen load failed: %v", line.Done.Failed, line.Done.Errors)
 			}
 			third, _, _ := newHolder(t, r, args)
 			v, err := third.GetResult(t.Context(), "hot")
@@ -641,7 +682,7 @@ func TestFrozenLoader(t *testing.T) {
 	}
 }
 
-// newHolder is another node of the fleet. Its loads wait for goOn.
+// newHolder returns another node of the fleet. Its load reports to began and then waits for goOn.
 func newHolder(
 	t *testing.T, r *rig, args fleetArgs,
 ) (l *refill.Loader[string], began chan time.Time, goOn chan struct{}) {
@@ -667,7 +708,7 @@ func newHolder(
 
 func init() { Child("locker", lockerNode) }
 
-// lockerNode holds a lock until it is lost, and writes what its Release returns.
+// lockerNode acquires a lock and waits until the lock is lost. Then it writes what Release returns.
 func lockerNode(ctx context.Context, raw json.RawMessage, out *json.Encoder) error {
 	var addr string
 	if err := json.Unmarshal(raw, &addr); err != nil {
@@ -693,7 +734,8 @@ func lockerNode(ctx context.Context, raw json.RawMessage, out *json.Encoder) err
 	return out.Encode(fmt.Sprint(lock.Release(context.Background())))
 }
 
-// The holder of a lock is frozen and replaced. It is notified when it continues, and its fence is the smaller one.
+// The holder of a lock is frozen, and a second holder acquires the lock. When the first holder continues, it must be
+// notified. Its fence must be smaller than that of the second holder.
 func TestFrozenHolderOfALock(t *testing.T) {
 	r := newRig(t)
 	child := StartChild(t, "locker", r.server.Addr())

@@ -3,10 +3,12 @@
 package realtest_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -20,12 +22,13 @@ import (
 	"github.com/refill-go/refill/refilltest"
 )
 
-// A goredisWorld is one or more servers and clients of them. All cases of a suite share it, each with its own prefix.
+// A goredisWorld is one or more servers, and makes clients of these servers. All cases of a suite share the world.
+// Each case has its own prefix.
 type goredisWorld struct {
 	servers []*goredisServer
 	client  func(t testing.TB) redis.UniversalClient
 	pass    func(time.Duration)
-	count   atomic.Int64 // of prefixes
+	count   atomic.Int64 // how many prefixes were given out
 }
 
 type goredisServer struct{ *realtest.Redis }
@@ -41,13 +44,13 @@ func (r *goredisServer) do(t testing.TB, args ...any) any {
 	return reply
 }
 
-// connections counts the connections of a server, without the one that asks.
+// connections counts the connections of a server, without the connection that this call makes.
 func (r *goredisServer) connections(t testing.TB) int {
 	list, _ := r.do(t, "client", "list").(string)
 	return strings.Count(list, "\n") - 1
 }
 
-// goredisWorlds are the topologies that goredis works over.
+// goredisWorlds are the topologies and client settings on which goredis must work.
 var goredisWorlds = map[string]func(t testing.TB) *goredisWorld{
 	"single":    func(t testing.TB) *goredisWorld { return overSingle(t, redis.Options{}) },
 	"deadlines": func(t testing.TB) *goredisWorld { return overSingle(t, redis.Options{ContextTimeoutEnabled: true}) },
@@ -66,7 +69,7 @@ func overSingle(t testing.TB, o redis.Options) *goredisWorld {
 	}
 }
 
-// hidden hides the type of the client.
+// hidden hides the type of a client, so that goredis sees only a redis.UniversalClient.
 type hidden struct{ redis.UniversalClient }
 
 func overHidden(t testing.TB) *goredisWorld {
@@ -102,21 +105,71 @@ func overRing(t testing.TB) *goredisWorld {
 	}}
 }
 
-// overMiniredis needs no network, so it works in a synctest bubble. The test advances its time.
+// overMiniredis is a world in this process. It needs no network, so it works in a synctest bubble. The test advances
+// the time of the server.
 func overMiniredis(t testing.TB) *goredisWorld {
 	server := miniredis.NewMiniRedis()
 	t.Cleanup(func() {
-		synctest.Wait() // it must not be closed during a command
+		synctest.Wait() // Close must not run during a command
 		server.Close()
 	})
-	dial := func(context.Context, string, string) (net.Conn, error) { return server.Dial() }
+	dial := func(context.Context, string, string) (net.Conn, error) {
+		conn, err := server.Dial()
+		if err != nil {
+			return nil, err
+		}
+		return newBufferedConn(conn), nil
+	}
 	return &goredisWorld{pass: server.FastForward, client: func(testing.TB) redis.UniversalClient {
 		return redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379", Dialer: dial}) // an empty address would be resolved
 	}}
 }
 
-// full forbids SET to all clients. To a script that is a full server. (A Redis 7.0 that is really full still executes
-// the writes of a script that has deleted something before.)
+// bufferedConn is a net.Pipe whose writes do not wait for the reader. A real socket has a buffer as well. Without a
+// buffer, a client that writes a long pipeline and a server that writes its first replies would wait for each other.
+type bufferedConn struct {
+	net.Conn
+	writes chan []byte
+	closed chan struct{}
+	once   sync.Once
+}
+
+func newBufferedConn(conn net.Conn) *bufferedConn {
+	c := &bufferedConn{Conn: conn, writes: make(chan []byte, 1000), closed: make(chan struct{})}
+	go func() {
+		for {
+			select {
+			case b := <-c.writes:
+				if _, err := conn.Write(b); err != nil {
+					return
+				}
+			case <-c.closed:
+				return
+			}
+		}
+	}()
+	return c
+}
+
+func (c *bufferedConn) Write(b []byte) (int, error) {
+	select {
+	case <-c.closed:
+		return 0, net.ErrClosed
+	case c.writes <- bytes.Clone(b):
+		return len(b), nil
+	}
+}
+
+func (c *bufferedConn) SetWriteDeadline(time.Time) error { return nil }
+func (c *bufferedConn) SetDeadline(t time.Time) error    { return c.SetReadDeadline(t) }
+
+func (c *bufferedConn) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	return c.Conn.Close()
+}
+
+// full forbids SET to all clients. To a script, the server then looks full. The setting maxmemory is not enough,
+// because a full Redis 7.0 still executes the writes of a script that has deleted something before.
 func (w *goredisWorld) full(t testing.TB, full bool) {
 	right := "+set"
 	if full {
@@ -171,7 +224,7 @@ func (w *goredisWorld) locks(t testing.TB) refilltest.LockWorld {
 	return world
 }
 
-// silence makes the servers keep their connections open and answer nothing.
+// silence freezes or thaws the servers. A frozen server keeps its connections open and answers nothing.
 func (w *goredisWorld) silence(silent bool) {
 	for _, server := range w.servers {
 		if silent {
@@ -197,7 +250,8 @@ type goredisPrefix string
 
 func (p goredisPrefix) option() goredis.Option { return goredis.Prefix(string(p)) }
 
-// key is the key format, implemented a second time on purpose.
+// key returns a Redis key. It implements the key format independently of goredis, so that the tests detect a change
+// of the format.
 func (p goredisPrefix) key(full, part string) string {
 	name, key, _ := strings.Cut(full, ":")
 	hash := uint32(2166136261)
@@ -227,7 +281,7 @@ func TestGoredisLocks(t *testing.T) {
 	}
 }
 
-// In a synctest bubble any goroutine or timer that is left behind fails the test.
+// The suites run in synctest bubbles, so a goroutine or timer that is left behind fails the test.
 func TestGoredisInABubble(t *testing.T) {
 	refilltest.TestStore(t, refilltest.StoreHarness{Bubble: true, World: func(t testing.TB) refilltest.StoreWorld {
 		return overMiniredis(t).stores(t)

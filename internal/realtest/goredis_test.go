@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,7 +24,8 @@ import (
 	"github.com/refill-go/refill/internal/realtest"
 )
 
-// This file tests what goredis promises beyond driver.Store: on the wire, when the server misbehaves, and at the end.
+// The tests of this file check what goredis promises beyond driver.Store: its commands on the wire, its behaviour
+// when the server fails, and that it leaves nothing behind.
 
 const goredisTimeout = 250 * time.Millisecond // the default StoreTimeout
 
@@ -54,7 +57,7 @@ type goredisStep struct {
 	call func(ctx context.Context, s *goredis.Store) error
 }
 
-// goredisAcquire is a call of Acquire for product:42.
+// goredisAcquire returns a step that calls Acquire for product:42.
 func goredisAcquire(b driver.AcquireRequest) func(context.Context, *goredis.Store) error {
 	b.Key, b.LeaseTTL, b.ClaimTTL = "product:42", time.Minute, time.Minute
 	return func(ctx context.Context, s *goredis.Store) error {
@@ -63,7 +66,7 @@ func goredisAcquire(b driver.AcquireRequest) func(context.Context, *goredis.Stor
 	}
 }
 
-// goredisMustAcquire acquires a lease, and fails the test if it is held.
+// goredisMustAcquire acquires a lease, and fails the test if another token holds that lease.
 func goredisMustAcquire(t testing.TB, s *goredis.Store, key, token string) {
 	t.Helper()
 	b := driver.AcquireRequest{Key: key, Token: token, LeaseTTL: time.Minute, ClaimTTL: time.Minute, Mode: driver.Wait}
@@ -83,7 +86,7 @@ func goredisSteps(t testing.TB) []goredisStep {
 		{"Acquire held, first wait", goredisAcquire(driver.AcquireRequest{Token: "b#1", Mode: driver.Wait})},
 		{"Acquire held, waiter registered", goredisAcquire(driver.AcquireRequest{Token: "b#2", Mode: driver.Force})},
 		{"Renew", func(ctx context.Context, s *goredis.Store) error {
-			_, err := s.Renew(ctx, key, token, time.Minute)
+			_, err := s.Renew(ctx, time.Minute, driver.Lease{Key: key, Token: token})
 			return err
 		}},
 		{"Publish", func(ctx context.Context, s *goredis.Store) error {
@@ -92,7 +95,9 @@ func goredisSteps(t testing.TB) []goredisStep {
 		}},
 		{"Acquire, value changed", goredisAcquire(driver.AcquireRequest{Token: "b#3", Mode: driver.Wait})},
 		{"Acquire, value seen", goredisAcquire(driver.AcquireRequest{Token: token, Seen: token, Mode: driver.Wait})},
-		{"Fail", func(ctx context.Context, s *goredis.Store) error { return s.Fail(ctx, key, token, "boom", time.Second) }},
+		{"Fail", func(ctx context.Context, s *goredis.Store) error {
+			return s.Fail(ctx, driver.FailRequest{Key: key, Token: token, Failure: "boom", TTL: time.Second, HoldAll: true})
+		}},
 		{"Release", func(ctx context.Context, s *goredis.Store) error { return s.Release(ctx, key, token) }},
 		{"Invalidate", func(ctx context.Context, s *goredis.Store) error {
 			return s.Invalidate(ctx, token, key, "product:43")
@@ -136,13 +141,13 @@ func goredisSteps(t testing.TB) []goredisStep {
 	}
 }
 
-// Each step costs exactly these commands.
+// Each step must cost exactly the commands in want.
 func TestGoredisCommandsPerStep(t *testing.T) {
 	server := realtest.StartRedis(t)
 	s, c := goredisOn(t, &redis.Options{Addr: server.Addr()})
 	ctx := context.Background()
 	steps := goredisSteps(t)
-	for _, step := range steps { // this loads the scripts, and samples the clock
+	for _, step := range steps { // the first calls load the scripts and sample the clock
 		if err := step.call(ctx, s); err != nil {
 			t.Fatal(step.name, err)
 		}
@@ -151,7 +156,7 @@ func TestGoredisCommandsPerStep(t *testing.T) {
 	want := map[string]map[string]int64{
 		"Get":                             {"get": 1},
 		"Acquire":                         {"set": 2, "evalsha": 1, "mget": 1, "time": 1},
-		"Acquire again":                   {"evalsha": 1, "mget": 1}, // lease and claim are ours already
+		"Acquire again":                   {"evalsha": 1, "mget": 1}, // the token already has lease and claim
 		"Acquire held, try":               {"set": 1},
 		"Acquire held, first wait":        {"evalsha": 1, "mget": 1, "pttl": 1, "append": 1},
 		"Acquire held, waiter registered": {"evalsha": 1, "mget": 1, "pttl": 1}, // nothing to append
@@ -183,7 +188,8 @@ func TestGoredisCommandsPerStep(t *testing.T) {
 	}
 }
 
-// These tag states cannot be stored by the suite: other nodes, other clocks and other tools leave them.
+// The test stores tag states that other nodes, other clocks or other tools may leave, and then changes each tag. The
+// suite in refilltest cannot store such states.
 func TestGoredisTagStates(t *testing.T) {
 	server := realtest.StartRedis(t)
 	s, c := goredisOn(t, &redis.Options{Addr: server.Addr()})
@@ -201,8 +207,8 @@ func TestGoredisTagStates(t *testing.T) {
 		before      string
 		ttl         time.Duration
 		do          func() error
-		invalidated int64 // or isNow, isReach
-		expired     int64 // or isNow
+		invalidated int64 // µs since 1970, or isNow, or isReach
+		expired     int64 // µs since 1970, or isNow
 	}{
 		{"ensured", "5 7", life / 2, ensure, 5, 7},
 		{"ensured, clock set back", fmt.Sprint(start+3600*second, " 0"), life, ensure, start + 3600*second, 0},
@@ -253,8 +259,8 @@ func TestGoredisTagStates(t *testing.T) {
 	}
 }
 
-// A full Redis accepts InvalidateTags, because a tag state that stays would keep values valid that must be invalid. It
-// also accepts a longer TTL of a known tag.
+// On a full Redis, InvalidateTags must work. Otherwise the old tag state would keep values valid that must be
+// invalid. A longer TTL of a known tag must be accepted too.
 func TestGoredisTagStatesOnAFullServer(t *testing.T) {
 	server := realtest.StartRedis(t)
 	s, c := goredisOn(t, &redis.Options{Addr: server.Addr()})
@@ -281,8 +287,8 @@ func TestGoredisTagStatesOnAFullServer(t *testing.T) {
 	}
 }
 
-// A key that cannot be read is an error, not a miss. A value of a foreign type is a miss; the other keys are not
-// affected.
+// GetMany must return an error, not a miss, if the client may not read one of the keys. A value of a foreign type
+// must be a miss and must not affect other keys.
 func TestGoredisStoreGetMany(t *testing.T) {
 	server := realtest.StartRedis(t)
 	s, c := goredisOn(t, &redis.Options{Addr: server.Addr()})
@@ -351,6 +357,47 @@ func TestGoredisScriptsAreSentAgain(t *testing.T) {
 	}
 }
 
+// A new Store uses each script for the first time, on a server that does not know the script. Each call must need one
+// round trip for the script, so no call may end in NOSCRIPT. In the second round, the Store must send only hashes.
+// After SCRIPT FLUSH, only one call in the whole third round may end in NOSCRIPT.
+func TestGoredisFirstUseOfAScript(t *testing.T) {
+	server := realtest.StartRedis(t)
+	s, c := goredisOn(t, &redis.Options{Addr: server.Addr()})
+	ctx := context.Background()
+	many := make([]string, 300)
+	for i := range many {
+		many[i] = fmt.Sprint("product:", i)
+	}
+	refused := func() (n int) {
+		_, count, _ := strings.Cut(c.Info(ctx, "errorstats").Val(), "errorstat_NOSCRIPT:count=")
+		_, _ = fmt.Sscan(count, &n)
+		return n
+	}
+	steps := append(goredisSteps(t), goredisStep{"Invalidate many", func(ctx context.Context, s *goredis.Store) error {
+		return s.Invalidate(ctx, "a#1", many...)
+	}})
+	for round, want := range []int{0, 0, 1} {
+		if round == 2 {
+			c.ScriptFlush(ctx)
+		}
+		c.FlushAll(ctx)
+		got := 0
+		for _, step := range steps {
+			server.ResetStats(t)
+			if err := step.call(ctx, s); err != nil {
+				t.Fatal(step.name, err)
+			}
+			if n := server.Commandstats(t)["eval"]; round == 1 && n > 0 {
+				t.Errorf("%s sends the source of a known script %d times", step.name, n)
+			}
+			got += refused()
+		}
+		if got != want {
+			t.Errorf("round %d: the server was asked %d times for a script that it does not know, want %d", round, got, want)
+		}
+	}
+}
+
 func TestGoredisInvalidateReportsHowManyFailed(t *testing.T) {
 	server := realtest.StartRedis(t)
 	s, c := goredisOn(t, &redis.Options{Addr: server.Addr()})
@@ -367,7 +414,7 @@ func TestGoredisInvalidateReportsHowManyFailed(t *testing.T) {
 	}
 }
 
-// Every call returns when its ctx ends, by a deadline or by cancel.
+// The server is frozen. Every call must return when its ctx ends, by a deadline or by cancel.
 func TestGoredisSilentServer(t *testing.T) {
 	for _, deadlines := range []bool{false, true} {
 		for _, subscribed := range []bool{false, true} {
@@ -420,7 +467,7 @@ func goredisInTime(
 	}
 }
 
-// If the reply to Acquire is lost, the retry still finds that the lease was acquired.
+// The server executes Acquire, and the reply is lost. The client's retry must find that the lease was acquired.
 func TestGoredisLostReply(t *testing.T) {
 	server := realtest.StartRedis(t)
 	proxy := realtest.StartProxy(t, server.Addr())
@@ -464,7 +511,7 @@ func goredisSubscribe(t testing.TB, s driver.Store, name string) *goredisSubscri
 	return e
 }
 
-// next waits for the next announcement, which must be of this kind.
+// next returns the next announcement. It fails the test if the announcement has another kind.
 func (e *goredisSubscriber) next(kind driver.AnnouncementKind) driver.Announcement {
 	e.t.Helper()
 	select {
@@ -519,7 +566,7 @@ func TestGoredisSubscriptionBreaks(t *testing.T) {
 	}
 }
 
-// The format of announcements is final: releases that are years apart may share a channel.
+// Announcements must have exactly these bytes, because releases that are years apart may share a channel.
 func TestGoredisAnnouncementsOnTheWire(t *testing.T) {
 	server := realtest.StartRedis(t)
 	s, c := goredisOn(t, &redis.Options{Addr: server.Addr()})
@@ -548,7 +595,10 @@ func TestGoredisAnnouncementsOnTheWire(t *testing.T) {
 		}, "RN1 f 3 4 11 a#1b#22product:4 2" + string(record)},
 		{func() error { return s.Expire(ctx, "a#2", key) }, "RN1 e 3 0 11 a#2product:4 2"},
 		{func() error { return s.Invalidate(ctx, "", key) }, "RN1 i 0 0 11 product:4 2"},
-		{func() error { acquire("a#3"); return s.Fail(ctx, key, "a#3", "boom", 0) }, "RN1 x 3 0 11 a#3product:4 2boom"},
+		{func() error {
+			acquire("a#3")
+			return s.Fail(ctx, driver.FailRequest{Key: key, Token: "a#3", Failure: "boom"})
+		}, "RN1 x 3 0 11 a#3product:4 2boom"},
 		{func() error { acquire("a#4"); return s.Release(ctx, key, "a#4") }, "RN1 r 3 0 11 a#4product:4 2"},
 		{func() error {
 			if _, err := s.TryLock(ctx, key, "a#5", time.Minute); err != nil {
@@ -571,6 +621,79 @@ func TestGoredisAnnouncementsOnTheWire(t *testing.T) {
 	}
 }
 
+// The subscriber takes 5 ms per announcement, and another node makes 900 announcements at once. So the announcement of
+// this node arrives some 4.5 s late. The subscription lags but works, so the Store must not report it as broken.
+func TestGoredisSubscriptionThatLags(t *testing.T) {
+	server := realtest.StartRedis(t)
+	s, _ := goredisOn(t, &redis.Options{Addr: server.Addr()})
+	other, _ := goredisOn(t, &redis.Options{Addr: server.Addr()})
+	ctx, events := t.Context(), make(chan driver.Announcement, 10)
+	stop := s.Subscribe("product", func(a driver.Announcement) {
+		if a.Key != "" {
+			<-time.After(5 * time.Millisecond)
+		}
+		if a.Key == "" || a.Token == "own#1" {
+			events <- a
+		}
+	})
+	defer stop()
+	if a := <-events; a.Kind != driver.Subscribed {
+		t.Fatalf("received %+v, want Subscribed", a)
+	}
+	keys := make([]string, 900)
+	for i := range keys {
+		keys[i] = fmt.Sprint("product:", i)
+	}
+	if err := other.Invalidate(ctx, "b#1", keys...); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Invalidate(ctx, "own#1", "product:42"); err != nil {
+		t.Fatal(err)
+	}
+	if a := <-events; a.Kind != driver.Invalidated {
+		t.Errorf("received %+v, want our own announcement", a)
+	}
+}
+
+// The subscription is connected to another server than the other calls, as after a failover that the subscription has
+// missed. Other nodes send announcements on that server all the time. The Store must report the subscription as broken
+// nevertheless.
+func TestGoredisSubscriptionAtTheWrongServer(t *testing.T) {
+	right, wrong := realtest.StartRedis(t), realtest.StartRedis(t)
+	var dials atomic.Int64
+	s, _ := goredisOn(t, &redis.Options{
+		Addr: right.Addr(), PoolSize: 1,
+		Dialer: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			addr := right.Addr()
+			if dials.Add(1) > 1 {
+				addr = wrong.Addr()
+			}
+			return new(net.Dialer).DialContext(ctx, network, addr)
+		},
+	})
+	ctx := t.Context()
+	if _, err := s.Get(ctx, "product:42"); err != nil { // the connection of all calls
+		t.Fatal(err)
+	}
+	e := goredisSubscribe(t, s, "product")
+	e.next(driver.Subscribed)
+	if err := s.Invalidate(ctx, "own#1", "product:42"); err != nil {
+		t.Fatal(err)
+	}
+	other, _ := goredisOn(t, &redis.Options{Addr: wrong.Addr()})
+	eventually(t, "the subscription is called broken", func() bool {
+		if err := other.Invalidate(ctx, "b#1", "product:43"); err != nil {
+			t.Fatal(err)
+		}
+		for len(e.received) > 0 {
+			if a := <-e.received; a.Kind == driver.Disconnected {
+				return true
+			}
+		}
+		return false
+	})
+}
+
 func TestGoredisLateSubscriber(t *testing.T) {
 	server := realtest.StartRedis(t)
 	s, _ := goredisOn(t, &redis.Options{Addr: server.Addr()})
@@ -582,7 +705,8 @@ func TestGoredisLateSubscriber(t *testing.T) {
 	}
 }
 
-// After the last subscriber has left, no goroutine and no connection is left behind, even if the server is silent.
+// After the last subscriber has left, no goroutine and no connection may be left behind, even if the server is
+// frozen.
 func TestGoredisLeavesNothing(t *testing.T) {
 	for _, name := range []string{"single", "deadlines", "cluster", "ring"} {
 		for _, frozen := range []bool{false, true} {
@@ -605,7 +729,7 @@ func TestGoredisLeavesNothing(t *testing.T) {
 					a.next(driver.Subscribed)
 					b.next(driver.Subscribed)
 					s.Subscribe("c", func(driver.Announcement) {})()
-					if _, err := s.Renew(ctx, "product:42", "a#1", time.Minute); err != nil {
+					if _, err := s.Renew(ctx, time.Minute, driver.Lease{Key: "product:42", Token: "a#1"}); err != nil {
 						t.Fatal(err)
 					}
 					_, stop := s.Watch("job:1")
@@ -637,7 +761,7 @@ func TestGoredisLeavesNothing(t *testing.T) {
 	}
 }
 
-// stop returns at once, even while the subscription is connecting.
+// The server is frozen, so the subscription is still connecting. The stop function of Subscribe must return at once.
 func TestGoredisStopsWhileConnecting(t *testing.T) {
 	server := realtest.StartRedis(t)
 	s, _ := goredisOn(t, &redis.Options{Addr: server.Addr()})
@@ -656,7 +780,7 @@ func TestGoredisStopsWhileConnecting(t *testing.T) {
 	server.Thaw()
 }
 
-// A renewal does not queue behind the user's own commands.
+// The user's own command occupies the only connection of the pool. Renew and Extend must still work.
 func TestGoredisRenewsWhileThePoolIsFull(t *testing.T) {
 	server := realtest.StartRedis(t)
 	s, c := goredisOn(t, &redis.Options{Addr: server.Addr(), PoolSize: 1})
@@ -670,7 +794,7 @@ func TestGoredisRenewsWhileThePoolIsFull(t *testing.T) {
 	}
 	ctx, cancel = context.WithTimeout(context.Background(), goredisTimeout)
 	defer cancel()
-	if _, err := s.Renew(ctx, "product:42", "a#1", time.Minute); err != nil {
+	if _, err := s.Renew(ctx, time.Minute, driver.Lease{Key: "product:42", Token: "a#1"}); err != nil {
 		t.Error(err)
 	}
 	if _, err := s.Extend(ctx, "job:1", "a#1", time.Minute); err != nil {
@@ -678,7 +802,7 @@ func TestGoredisRenewsWhileThePoolIsFull(t *testing.T) {
 	}
 }
 
-// The end of a subscription during a renewal does not fail the renewal.
+// Subscriptions begin and end while other goroutines renew a lock. No renewal may fail.
 func TestGoredisRenewsWhileASubscriptionEnds(t *testing.T) {
 	server := realtest.StartRedis(t)
 	s, _ := goredisOn(t, &redis.Options{Addr: server.Addr()})
@@ -740,7 +864,7 @@ func TestGoredisWarns(t *testing.T) {
 	host, port, _ := strings.Cut(master.Addr(), ":")
 	server := realtest.StartRedis(t, "--maxmemory-policy", "volatile-ttl", "--replicaof", host, port)
 	s, _ := goredisOn(t, &redis.Options{Addr: server.Addr()})
-	for range 2 { // in each subscription
+	for range 2 { // each subscription must report the warnings
 		early := goredisSubscribe(t, s, "product")
 		early.next(driver.Subscribed)
 		texts := early.next(driver.Warning).Err.Error() + early.next(driver.Warning).Err.Error()
@@ -783,7 +907,8 @@ func TestGoredisClock(t *testing.T) {
 	}
 }
 
-// The server is really full. No lease or claim can be acquired, but a fill that has both is published.
+// The server is full by maxmemory. A node must still be able to acquire lease and claim, in every mode. If it has both
+// lease and claim, its value must be published.
 func TestGoredisFullServer(t *testing.T) {
 	server := realtest.StartRedis(t)
 	s, c := goredisOn(t, &redis.Options{Addr: server.Addr()})
@@ -792,11 +917,21 @@ func TestGoredisFullServer(t *testing.T) {
 	e.next(driver.Subscribed)
 	goredisMustAcquire(t, s, "product:42", "a#1")
 	c.ConfigSet(ctx, "maxmemory", "1")
-	for _, mode := range []driver.Mode{driver.Try, driver.Wait} {
-		b := driver.AcquireRequest{Key: "product:43", Token: "a#1", LeaseTTL: time.Minute, ClaimTTL: time.Minute, Mode: mode}
-		if _, err := s.Acquire(ctx, b); err == nil {
-			t.Error("a lease was acquired on a full server")
+	for _, mode := range []driver.Mode{driver.Try, driver.Wait, driver.Force} {
+		for _, token := range []string{"a#1", "a#1", "b#1"} { // acquire, acquire again, acquire by another node
+			b := driver.AcquireRequest{Key: "product:43", Token: token, LeaseTTL: time.Minute, ClaimTTL: time.Minute, Mode: mode}
+			want := driver.Acquired
+			if token != "a#1" {
+				want = driver.Held
+			}
+			if r, err := s.Acquire(ctx, b); err != nil || r.State != want {
+				t.Errorf("mode %d, %s on a full server: %+v, %v, want state %d", mode, token, r, err, want)
+			}
 		}
+		if err := s.Release(ctx, "product:43", "a#1"); err != nil {
+			t.Error(err)
+		}
+		e.next(driver.Released)
 	}
 	p := driver.PublishRequest{Key: "product:42", Token: "a#1", Record: goredisRecord(t, "a#1", "x"), Keep: time.Minute}
 	if state, err := s.Publish(ctx, p); err != nil || state == driver.Rejected {
@@ -814,8 +949,8 @@ func TestGoredisFullServer(t *testing.T) {
 	}
 }
 
-// A shard of a Ring goes away and comes back. Each time the subscription is renewed, and in the end it covers every
-// shard.
+// A shard of a Ring is killed and then restarted. The Store must subscribe anew each time. In the end the Store must
+// receive the announcements of every shard.
 func TestGoredisRingShardReturns(t *testing.T) {
 	first, second := realtest.StartRedis(t), realtest.StartRedis(t)
 	ring := redis.NewRing(&redis.RingOptions{
@@ -828,7 +963,7 @@ func TestGoredisRingShardReturns(t *testing.T) {
 	e.next(driver.Subscribed)
 	second.Kill()
 	e.next(driver.Disconnected)
-	e.next(driver.Subscribed) // on the shard that is left
+	e.next(driver.Subscribed) // on the shard that still runs
 	second.Restart()
 	e.next(driver.Disconnected)
 	e.next(driver.Subscribed)
@@ -840,7 +975,8 @@ func TestGoredisRingShardReturns(t *testing.T) {
 	}
 }
 
-// A Sentinel client is cloned with its dialer. After a failover the subscription is at the new master.
+// The Store uses a Sentinel client, and the sentinels replace the master. The subscription must move to the new
+// master, and renewals must work there.
 func TestGoredisSentinelFailover(t *testing.T) {
 	t.Parallel()
 	sentinel, ctx := realtest.StartSentinel(t), context.Background()
@@ -854,11 +990,11 @@ func TestGoredisSentinelFailover(t *testing.T) {
 	next := redis.NewClient(&redis.Options{Addr: sentinel.Failover().Addr()})
 	defer next.Close()
 	eventually(t, "the client uses the new master", func() bool { return s.Invalidate(ctx, "a#1", "product:42") == nil })
-	// The old master remains one for some seconds, and answers PING. The self-check detects that announcements do not
-	// arrive.
+	// The old master still acts as a master for some seconds, and answers PING. The self-check of the subscription must
+	// detect that announcements do not arrive.
 	began, received := time.Now(), []driver.AnnouncementKind{}
 	eventually(t, "announcements of the new master arrive", func() bool {
-		_ = s.Invalidate(ctx, "a#1", "product:42") // repeated until it arrives
+		_ = s.Invalidate(ctx, "a#1", "product:42") // the loop repeats this call until its announcement arrives
 		for len(e.received) > 0 {
 			received = append(received, (<-e.received).Kind)
 		}
@@ -869,7 +1005,42 @@ func TestGoredisSentinelFailover(t *testing.T) {
 		t.Errorf("after %v, received %v; want Disconnected, within 6 s", took, received)
 	}
 	goredisMustAcquire(t, s, "product:42", "a#1")
-	if mine, err := s.Renew(ctx, "product:42", "a#1", time.Minute); err != nil || !mine {
+	lease := driver.Lease{Key: "product:42", Token: "a#1"}
+	if mine, err := s.Renew(ctx, time.Minute, lease); err != nil || !mine[0] {
 		t.Errorf("renewal at the new master: %v, %v", mine, err)
+	}
+}
+
+// One shard of a Ring is frozen, and the test calls Renew for leases on all shards. Renew must return an error, and
+// must report the leases on the other shards as renewed.
+func TestGoredisRenewWithADeadShard(t *testing.T) {
+	w := goredisWorlds["ring"](t)
+	ring := w.open(t).(*redis.Ring)
+	s := goredis.New(ring)
+	goredisSubscribe(t, s, "product").next(driver.Subscribed) // renewals now use the Store's own clients
+	var leases []driver.Lease
+	frozen := map[string]bool{}
+	for i := range 30 {
+		l := driver.Lease{Key: fmt.Sprint("product:", i), Token: "a#1"}
+		goredisMustAcquire(t, s, l.Key, l.Token)
+		shard, err := ring.GetShardClientForKey(goredisPrefix("refill").key(l.Key, ""))
+		if err != nil {
+			t.Fatal(err)
+		}
+		frozen[l.Key] = shard.Options().Addr == w.servers[0].Addr()
+		leases = append(leases, l)
+	}
+	w.servers[0].Freeze()
+	defer w.servers[0].Thaw()
+	ctx, cancel := context.WithTimeout(t.Context(), goredisTimeout)
+	defer cancel()
+	mine, err := s.Renew(ctx, time.Minute, leases...)
+	if err == nil || len(mine) != len(leases) {
+		t.Fatalf("%d results, %v, want an error and 30 results", len(mine), err)
+	}
+	for i, l := range leases {
+		if mine[i] == frozen[l.Key] {
+			t.Errorf("%s on a shard that is frozen (%v): renewed %v", l.Key, frozen[l.Key], mine[i])
+		}
 	}
 }

@@ -23,7 +23,7 @@ import (
 	"github.com/refill-go/refill/internal/realtest/history"
 )
 
-// This file runs a fleet under random faults. Package history checks what it did.
+// This file runs a fleet under random faults. Package history checks what the fleet did.
 
 var (
 	historySeed = flag.Uint64("history.seed", 0, "seed of the faults of TestHistory; 0 = random")
@@ -33,7 +33,7 @@ var (
 
 const (
 	historyShort = 11 * time.Second
-	historyRound = time.Minute // of a long run
+	historyRound = time.Minute // the length of a round of a long run
 	historyNodes = 4
 )
 
@@ -47,9 +47,9 @@ func init() {
 	})
 }
 
-// TestHistory runs a fleet of processes that read, write, invalidate, expire and refresh a few keys. Meanwhile
-// processes are killed and frozen, Redis dies, and the network breaks. Then it checks everything that each process did.
-// A long run consists of rounds of a minute, each with its own seed.
+// TestHistory runs a fleet of processes that read, write, invalidate, expire and refresh a few keys. Meanwhile the
+// test kills and freezes processes and Redis, breaks the network, and takes the database from single nodes. Then
+// history.Check must find no broken promise. A long run consists of rounds of a minute, each with its own seed.
 func TestHistory(t *testing.T) {
 	length := historyLength(t)
 	seed := *historySeed
@@ -112,16 +112,18 @@ func runHistory(t *testing.T, seed uint64, length time.Duration) history.Stats {
 	return report.Stats
 }
 
-// faultyFleet is a fleet and the faults that it suffers. Its methods are called from the goroutine of the test.
+// faultyFleet is a fleet into which the test injects faults. Only the goroutine of the test calls its methods,
+// except sample.
 type faultyFleet struct {
 	t       *testing.T
 	dir     string
 	seed    uint64
 	server  *Redis
 	proxies []*Proxy
-	nodes   []*Proc // one that was killed is replaced when its node starts again
+	nodes   []*Proc // the current process of each node
 	starts  []int   // how often each node was started
 	log     *history.Log
+	db      *history.DB
 	rdb     *redis.Client // straight to the server
 	end     context.CancelFunc
 	watch   sync.WaitGroup
@@ -136,6 +138,9 @@ func startFaultyFleet(t *testing.T, dir string, seed uint64) *faultyFleet {
 	if r.log, err = history.Create(filepath.Join(dir, "test.jsonl")); err != nil {
 		t.Fatal(err)
 	}
+	if r.db, err = history.OpenDB(filepath.Join(dir, "db")); err != nil {
+		t.Fatal(err)
+	}
 	r.rdb = redis.NewClient(&redis.Options{Addr: r.server.Addr(), ContextTimeoutEnabled: true, MaxRetries: -1})
 	var ctx context.Context
 	ctx, r.end = context.WithCancel(context.Background())
@@ -144,6 +149,7 @@ func startFaultyFleet(t *testing.T, dir string, seed uint64) *faultyFleet {
 		r.watch.Wait()
 		_ = r.rdb.Close()
 		_ = r.log.Close()
+		_ = r.db.Close()
 	})
 	for i := range r.nodes {
 		r.proxies = append(r.proxies, StartProxy(t, r.server.Addr()))
@@ -161,7 +167,8 @@ func (r *faultyFleet) name(node int) string { return fmt.Sprintf("n%d.%d", node,
 func (r *faultyFleet) start(node int) {
 	r.starts[node]++
 	r.nodes[node] = StartChild(r.t, "history", history.Args{
-		Process: r.name(node), Addr: r.proxies[node].Addr(), Dir: r.dir, Seed: r.seed + uint64(100*node+r.starts[node]),
+		Process: r.name(node), Node: node, Addr: r.proxies[node].Addr(), Dir: r.dir,
+		Seed:   r.seed + uint64(100*node+r.starts[node]),
 		Limits: history.Promised(r.seed),
 	})
 }
@@ -191,7 +198,7 @@ func (r *faultyFleet) injectFaults(plan []history.Planned, length time.Duration)
 			late = !late
 			delay := time.Duration(0)
 			if late {
-				delay = 10 * time.Millisecond // a new connection takes several replies, and has StoreTimeout
+				delay = 10 * time.Millisecond // a new connection needs several replies within StoreTimeout
 			}
 			actions = append(actions, action{at, func() { r.proxies[p.Node].Delay(delay) }})
 			at += min(step, p.At+p.For-at)
@@ -235,6 +242,8 @@ func (r *faultyFleet) begin(p history.Planned) {
 			proxy.Refuse()
 		case history.FaultLose:
 			proxy.LoseReply(p.Arg)
+		case history.FaultNoDB:
+			r.db.Gone(p.Node).Store(1)
 		}
 		return
 	}
@@ -265,6 +274,8 @@ func (r *faultyFleet) finish(p history.Planned) {
 		r.server.Thaw()
 	case history.FaultRedisKill:
 		r.server.Restart()
+	case history.FaultNoDB:
+		r.db.Gone(p.Node).Store(0)
 	default:
 		if p.Node >= 0 {
 			r.proxies[p.Node].Heal()
@@ -281,9 +292,9 @@ func (r *faultyFleet) plant(ctx context.Context, rnd *rand.Rand) {
 	}
 	if record, err := r.rdb.Get(ctx, key).Bytes(); err == nil && len(record) > 20 && rnd.IntN(2) == 0 {
 		garbage = record
-		garbage[len(record)-1-rnd.IntN(len(record)-20)]++ // after expiredAt, which has no checksum
+		garbage[len(record)-1-rnd.IntN(len(record)-20)]++ // not a byte of expiredAt, which no checksum covers
 	}
-	if len(garbage) > 0 && garbage[0] == '!' { // in a lease this would be a recorded failure
+	if len(garbage) > 0 && garbage[0] == '!' { // a lease that begins with '!' is a back-off
 		garbage[0] = '?'
 	}
 	switch rnd.IntN(4) {
@@ -303,8 +314,8 @@ func between(rnd *rand.Rand, least, most int) time.Duration {
 	return time.Duration(least+rnd.IntN(most-least)) * time.Millisecond
 }
 
-// sample reads the values in Redis, and writes each one that it sees for the first time. If it has to wait for Redis,
-// it writes a Gap.
+// sample reads the values in Redis again and again. It writes a value to the log when the value has changed. If a
+// read takes longer than 40 ms, sample writes a Gap.
 func (r *faultyFleet) sample(ctx context.Context) {
 	ticker := time.NewTicker(8 * time.Millisecond)
 	defer ticker.Stop()
@@ -341,11 +352,11 @@ func (r *faultyFleet) sample(ctx context.Context) {
 	}
 }
 
-// sampled decodes a record. It returns false for anything else.
+// sampled decodes a record into e. It returns false if text is not a record.
 func sampled(e *history.Event, text string) bool {
 	record, err := driver.DecodeRecord([]byte(text))
 	if err != nil {
-		return false // garbage that we planted
+		return false // garbage that plant stored
 	}
 	payload := record.Payload
 	if record.NotFound {
@@ -359,7 +370,8 @@ func sampled(e *history.Event, text string) bool {
 	return json.Unmarshal(payload, e.Value) == nil
 }
 
-// stop stops the fleet in order, and checks what it left behind (G8). A process fails if its Close fails.
+// stop stops every process, and checks that the fleet left no subscription and no key without a TTL (G8). A process
+// whose Close returns an error fails the test.
 func (r *faultyFleet) stop() {
 	for _, node := range r.nodes {
 		if err := node.Stop(); err != nil {

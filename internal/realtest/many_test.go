@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -19,7 +20,7 @@ import (
 	"github.com/refill-go/refill/backend/goredis"
 )
 
-// This file tests many keys at once on real servers: GetMany, and values with a tag.
+// The tests of this file use many keys at once on real servers: with GetMany, and with a tag.
 
 func init() { Child("many", manyNode) }
 
@@ -29,7 +30,7 @@ type rows struct {
 	version atomic.Int64
 	calls   atomic.Int64
 	mu      sync.Mutex
-	times   map[string]int // how often each was loaded
+	times   map[string]int // how often each key was loaded
 }
 
 func (d *rows) load(ctx context.Context, keys []string) (map[string]string, error) {
@@ -97,7 +98,7 @@ func (w manyWorld) reset(t *testing.T) {
 	}
 }
 
-// commands are the commands of all servers together.
+// commands returns how often all servers together executed each command.
 func (w manyWorld) commands(t *testing.T) map[string]int64 {
 	total := map[string]int64{}
 	for _, s := range w.servers {
@@ -108,7 +109,7 @@ func (w manyWorld) commands(t *testing.T) map[string]int64 {
 	return total
 }
 
-// node makes a bulk Loader with its own connections, and waits until it has subscribed.
+// node makes a bulk Loader with its own connections, and waits until the Loader has subscribed.
 func (w manyWorld) node(t *testing.T, d *rows, cfg refill.Config) (*refill.Loader[string], redis.UniversalClient) {
 	t.Helper()
 	rdb := w.connect()
@@ -116,10 +117,14 @@ func (w manyWorld) node(t *testing.T, d *rows, cfg refill.Config) (*refill.Loade
 	up, missed := make(chan struct{}, 1), new(atomic.Int64)
 	cfg.Shared, cfg.Jitter = goredis.New(rdb), -1
 	if cfg.LockTTL == 0 {
-		cfg.LockTTL = 8 * time.Second // StoreTimeout is a quarter of it, and thousands of keys keep the machine busy
+		cfg.LockTTL = 8 * time.Second // thousands of keys keep the machine busy, so the timeouts are long
 		cfg.StoreTimeout = 2 * time.Second
 	}
+	onEvent := cfg.OnEvent
 	cfg.OnEvent = func(e refill.Event) {
+		if onEvent != nil {
+			onEvent(e)
+		}
 		switch e.Kind {
 		case refill.EventStoreUp:
 			up <- struct{}{}
@@ -168,8 +173,8 @@ func getsAll(t *testing.T, l *refill.Loader[string], keys []string, want string)
 	}
 }
 
-// Two nodes get the same 1,000 keys, of which 700 are in the store. Each of the 300 others is loaded once, in at most
-// two calls.
+// Two nodes get the same 1,000 keys at once, of which 700 are in the store. Each of the 300 missing keys must be
+// loaded once, in at most two calls of the load function.
 func TestGetManyOnTwoNodes(t *testing.T) {
 	manyWorlds(t, func(t *testing.T, w manyWorld) {
 		d := &rows{}
@@ -199,9 +204,9 @@ func TestGetManyOnTwoNodes(t *testing.T) {
 				t.Errorf("%s was loaded %d times", key, n)
 			}
 		}
-		// GET: each key once on each node, and the tag state: once with that read, and at most once per key that the other
-		// node has loaded; reads at the same time share a call. SET: lease, claim and value of each missing key. MGET: one
-		// per script: an Acquire per missing key and node, a Publish, EnsureTags, and few renewals.
+		// GET: each node reads each key once and the tag state once. It may read the tag state again for each key that the
+		// other node has loaded. SET: each missing key has a lease, a claim and a value. MGET: each script makes one. The
+		// scripts are an Acquire per missing key and node, a Publish per missing key, EnsureTags, and few renewals.
 		if calls["get"] > 2*(1000+1)+300 || calls["set"] > 3*300+10 || calls["publish"] != 300 || calls["mget"] > 3*300+100 {
 			t.Errorf("more commands than needed: %v", calls)
 		}
@@ -210,7 +215,7 @@ func TestGetManyOnTwoNodes(t *testing.T) {
 
 // manyArgs are the arguments of a process whose loads never end.
 type manyArgs struct {
-	Addrs []string // of a Cluster, or one
+	Addrs []string // the servers of a Cluster, or a single server
 	Keys  []string
 }
 
@@ -240,8 +245,9 @@ func manyNode(ctx context.Context, raw json.RawMessage, out *json.Encoder) error
 	return err
 }
 
-// A node is killed that loads 300 keys with one call. The other node has them all soon after the leases have ended, in
-// a few calls, and no key stays locked.
+// A node is killed while it loads 300 keys. Another node wants 400 keys, of which the killed node was loading 200.
+// It must have all 400 keys within LockTTL + 500 ms, and a second more for a busy machine. No lease may be left
+// behind.
 func TestGetManyAndAKilledNode(t *testing.T) {
 	manyWorlds(t, func(t *testing.T, w manyWorld) {
 		d := &rows{}
@@ -251,7 +257,7 @@ func TestGetManyAndAKilledNode(t *testing.T) {
 			addrs[i] = s.Addr()
 		}
 		child := StartChild(t, "many", manyArgs{Addrs: addrs, Keys: numbered(0, 300)})
-		for loading := 0; loading < 300; { // on a busy machine it makes more than one call
+		for loading := 0; loading < 300; { // on a busy machine the child makes more than one call
 			var more int
 			if !child.NextWithin(&more, waitLimit) {
 				t.Fatalf("the other node loads only %d keys", loading)
@@ -268,7 +274,7 @@ func TestGetManyAndAKilledNode(t *testing.T) {
 				t.Errorf("%s was loaded %d times", key, n)
 			}
 		}
-		if after > 1500*time.Millisecond+time.Second { // the second is for 400 keys on a busy machine
+		if after > 1500*time.Millisecond+time.Second { // one second more for 400 keys on a busy machine
 			t.Errorf("all keys were loaded only %v after the kill", after)
 		}
 		ctx := t.Context()
@@ -287,7 +293,8 @@ func TestGetManyAndAKilledNode(t *testing.T) {
 	})
 }
 
-// InvalidateTag costs the same for any number of values. A value whose load began before it is not fresh on any node.
+// InvalidateTag must cost the same number of commands for 10 values and for thousands. A value whose load began
+// before InvalidateTag must not be fresh on any node afterwards.
 func TestInvalidateTagOfAnySize(t *testing.T) {
 	manyWorlds(t, func(t *testing.T, w manyWorld) {
 		d := &rows{}
@@ -337,4 +344,56 @@ func TestInvalidateTagOfAnySize(t *testing.T) {
 			getsAll(t, l, numbered(200_000, 200_100), " v3")
 		}
 	})
+}
+
+// A node loads 1,024 values of 200 KB each, 200 MB in all. GetMany on a new node must read all values from Redis,
+// without a load.
+func TestGetManyOfLargeValues(t *testing.T) {
+	server := StartRedis(t)
+	var loads atomic.Int64
+	large := strings.Repeat("0123456789", 20_000)
+	load := func(_ context.Context, keys []string) (map[string]string, error) {
+		loads.Add(int64(len(keys)))
+		found := make(map[string]string, len(keys))
+		for _, key := range keys {
+			found[key] = key + large[len(key):]
+		}
+		return found, nil
+	}
+	node := func() *refill.Loader[string] {
+		rdb := redis.NewClient(&redis.Options{Addr: server.Addr(), ContextTimeoutEnabled: true})
+		t.Cleanup(func() { rdb.Close() })
+		l, err := refill.NewBulk("large", load, refill.Config{TTL: time.Minute, Shared: goredis.New(rdb)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := l.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		return l
+	}
+	a, keys := node(), numbered(0, 1024)
+	// Redis takes 64 values at a time within StoreTimeout, also on a busy machine.
+	for some := range slices.Chunk(keys, 64) {
+		if _, err := a.GetMany(t.Context(), some); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := loads.Load()
+	began := time.Now()
+	got, err := node().GetMany(t.Context(), keys)
+	took := time.Since(began)
+	right := 0
+	for _, key := range keys {
+		if got[key] == key+large[len(key):] {
+			right++
+		}
+	}
+	t.Logf("result: %d values of 200 KB after %v, %d loads, error %v",
+		right, took.Round(time.Millisecond), loads.Load()-first, err)
+	if right != len(keys) || err != nil || loads.Load() != first {
+		t.Errorf("%d right values, %d loads, error %v; want %d, 0 and nil", right, loads.Load()-first, err, len(keys))
+	}
 }

@@ -8,7 +8,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -21,7 +23,8 @@ import (
 	"github.com/refill-go/refill/backend/goredis"
 )
 
-// This file tests the load of the database when Redis is lost under traffic: eight processes, a thousand hot keys.
+// This file tests how many loads reach the database when Redis fails under traffic. Eight processes read a thousand
+// hot keys.
 
 const (
 	outageNodes    = 8
@@ -33,21 +36,21 @@ const (
 
 func init() { Child("outage", outageNode) }
 
-// outageLine is a line that such a process writes.
+// outageLine is a line that a process of the fleet writes.
 type outageLine struct {
-	Up   int64         `json:",omitempty"` // when Redis became usable (again): subscribed, and the breaker is closed
+	Up   int64         `json:",omitempty"` // when Redis became usable: the node has subscribed and the breaker is closed
 	Lost bool          `json:",omitempty"` // Redis is no longer usable
 	Done *outageReport `json:",omitempty"`
 }
 
-// outageReport is what such a process counted. Times are nanoseconds since 1970.
+// outageReport is what a process of the fleet counted. Times are nanoseconds since 1970.
 type outageReport struct {
 	Loads       []outageSpan
-	StoreErrors []int64 // when Redis did not answer a Get in time, so that this node may load without a lease
+	StoreErrors []int64 // when EventStoreError was reported; this node may then load without a lease
 	Gets        int64
 	Shed        int64 // failed with ErrOverloaded
 	Longest     time.Duration
-	Errors      []string // all other errors: there must be none
+	Errors      []string // errors other than ErrOverloaded, and wrong values; must stay empty
 }
 
 type outageSpan struct {
@@ -55,7 +58,7 @@ type outageSpan struct {
 	Began, Ended int64
 }
 
-// quiet drops what go-redis logs about each dial that failed.
+// quiet is a logger that drops what go-redis logs about failed dials.
 type quiet struct{}
 
 func (quiet) Printf(context.Context, string, ...any) {}
@@ -157,9 +160,9 @@ func (n *outageProcess) get(l *refill.Loader[string]) {
 	}
 }
 
-// Redis dies, or hangs, under traffic with 1,000 hot keys on 8 nodes. The database never gets more than nodes ×
-// MaxLoads loads at once. Get fails only with ErrOverloaded. After the return of Redis there is again one load per
-// expiry in the whole fleet, without a restart.
+// Redis dies or hangs while 8 nodes read 1,000 hot keys. Each node may run at most MaxLoads loads at once, and Get
+// may fail only with ErrOverloaded. When Redis is back, there must be one load per expiry in the whole fleet again,
+// without a restart of a node.
 func TestOutage(t *testing.T) {
 	for name, fault := range map[string]struct{ begin, end func(*Redis) }{
 		"killed and back empty": {(*Redis).Kill, (*Redis).Restart},
@@ -188,14 +191,15 @@ func TestOutage(t *testing.T) {
 			o.logTimeline(t, began, lost, found, ended)
 			o.check(t)
 			o.onePerExpiry(t, "before", began, lost)
-			// By then the loads that were started without Redis have ended.
+			// This check begins so late that the loads that began without Redis have ended.
 			o.onePerExpiry(t, "after", back.Add(250*time.Millisecond+10*outageLoad), ended)
 			leftBehind(t, server)
 		})
 	}
 }
 
-// outageUp waits until Redis has become usable for every node after since. It returns the time of the last one.
+// outageUp waits until each node has reported, later than since, that Redis is usable. It returns when the last node
+// found Redis usable.
 func outageUp(t *testing.T, nodes []*Proc, since time.Time) (last time.Time) {
 	t.Helper()
 	for _, node := range nodes {
@@ -245,7 +249,8 @@ func outageCollect(t *testing.T, nodes []*Proc) (o outage) {
 	return o
 }
 
-// atOnce is the largest number of spans that ran at the same time between two moments.
+// atOnce returns the largest number of spans that ran at the same time, among those that overlap the time between
+// from and to.
 func atOnce(spans []outageSpan, from, to time.Time) (most int) {
 	type step struct {
 		at int64
@@ -266,7 +271,7 @@ func atOnce(spans []outageSpan, from, to time.Time) (most int) {
 	return most
 }
 
-// logTimeline logs the load of the database over time.
+// logTimeline logs how many loads began and ran in each half second.
 func (o *outage) logTimeline(t *testing.T, began, lost, found, ended time.Time) {
 	t.Logf("%d Gets, %d shed, longest %v, %d loads; per half second: loads begun, and most loads at once:",
 		o.total.Gets, o.total.Shed, o.total.Longest, len(o.all))
@@ -287,7 +292,7 @@ func (o *outage) logTimeline(t *testing.T, began, lost, found, ended time.Time) 
 	}
 }
 
-// check checks the promises that hold all the time, also without Redis.
+// check checks what must hold at all times, also without Redis: errors, MaxLoads and the longest Get.
 func (o *outage) check(t *testing.T) {
 	if len(o.total.Errors) > 0 {
 		t.Errorf("%d Gets failed: %v", len(o.total.Errors), o.total.Errors[:min(3, len(o.total.Errors))])
@@ -298,15 +303,17 @@ func (o *outage) check(t *testing.T) {
 			t.Errorf("node %d ran %d loads at once, MaxLoads is %d", i, most, outageMaxLoads)
 		}
 	}
-	// When Redis is lost, a Get may wait for another node's lease: LockTTL, two StoreTimeouts, and the load.
+	// When Redis fails, a Get may wait for another node's lease. So it may take LockTTL, two StoreTimeouts and one
+	// load.
 	limit := 1*time.Second + 2*250*time.Millisecond + outageLoad
-	if o.total.Longest > limit+5*time.Second { // 5 s more: this is not a measure of speed
+	if o.total.Longest > limit+5*time.Second { // 5 s more, because the machine may be busy
 		t.Errorf("a Get took %v, the bound is %v", o.total.Longest, limit)
 	}
 }
 
-// onePerExpiry checks that no key was loaded twice within its TTL. If the machine is so busy that Redis does not answer
-// within StoreTimeout, a node loads without a lease. Each such time excuses two loads: that one and its successor.
+// onePerExpiry checks that no key was loaded twice within its TTL. On a busy machine Redis may not answer within
+// StoreTimeout. Then a node loads without a lease. Each store error excuses two loads: the load without a lease and
+// the load after it.
 func (o *outage) onePerExpiry(t *testing.T, when string, from, to time.Time) {
 	last, twice, loads := map[int]int64{}, 0, 0
 	for _, s := range o.all {
@@ -314,7 +321,8 @@ func (o *outage) onePerExpiry(t *testing.T, when string, from, to time.Time) {
 			continue
 		}
 		loads++
-		// TTL counts from the claim, which is taken a moment before the load begins, or longer on a busy machine.
+		// TTL counts from the claim, which the node takes before the load begins. So the time between two loads may be a
+		// little shorter than TTL.
 		if before, there := last[s.Key]; there && time.Duration(s.Began-before) < outageTTL-200*time.Millisecond {
 			twice++
 		}
@@ -332,5 +340,68 @@ func (o *outage) onePerExpiry(t *testing.T, when string, from, to time.Time) {
 	if twice > 2*storeErrors || len(last) < outageKeys/2 {
 		t.Errorf("%s the outage: %d of %d loads of %d keys began within the TTL of the previous one; "+
 			"Redis did not answer in time %d times", when, twice, loads, len(last), storeErrors)
+	}
+}
+
+// firstLine is a slog.Handler that sends each record to lines.
+type firstLine struct {
+	slog.Handler
+	lines chan slog.Record
+}
+
+func (f firstLine) Enabled(context.Context, slog.Level) bool { return true }
+
+func (f firstLine) Handle(_ context.Context, r slog.Record) error {
+	f.lines <- r
+	return nil
+}
+
+// No Redis listens at the address that the client has. A process with three Loaders must log one line, at once and
+// without a Get. The line must name the address. After that, Gets of keys that L1 has must not wait for Redis.
+func TestWrongAddress(t *testing.T) {
+	redis.SetLogger(quiet{})
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := listener.Addr().String()
+	_ = listener.Close() // now nothing listens there
+	rdb := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true})
+	defer func() { _ = rdb.Close() }()
+	handler := firstLine{slog.DiscardHandler, make(chan slog.Record, 100)}
+	cfg := refill.Config{TTL: time.Hour, Shared: goredis.New(rdb), Logger: slog.New(handler)}
+	load := func(context.Context, string) (string, error) { return "value", nil }
+	var nodes []*refill.Loader[string]
+	for i := range 3 {
+		l, err := refill.New(fmt.Sprint("thing", i), load, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = l.Close() }()
+		nodes = append(nodes, l)
+	}
+	var line slog.Record
+	select {
+	case line = <-handler.lines:
+	case <-time.After(20 * time.Second):
+		t.Fatal("no line within 20 s")
+	}
+	text := line.Message
+	line.Attrs(func(a slog.Attr) bool { text += " " + a.String(); return true })
+	t.Log(text)
+	if line.Level != slog.LevelWarn || !strings.Contains(text, "store down") || !strings.Contains(text, addr) {
+		t.Errorf("the line is %v %q, want one that names %s", line.Level, text, addr)
+	}
+	for _, l := range nodes {
+		for range 50 {
+			if v, err := l.Get(t.Context(), "k"); err != nil || v != "value" {
+				t.Fatalf("Get without Redis: %q, %v", v, err)
+			}
+		}
+	}
+	for len(handler.lines) > 0 {
+		if line := <-handler.lines; strings.Contains(line.Message, "store down") {
+			t.Errorf("a further line about the same outage: %v", line)
+		}
 	}
 }

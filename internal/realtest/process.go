@@ -17,7 +17,8 @@ import (
 	"time"
 )
 
-// The limits of every wait in this package. A healthy machine needs a fraction of them.
+// Every wait in this package polls at pollEvery and gives up after waitLimit. On a healthy machine a wait is far
+// shorter than waitLimit.
 const (
 	waitLimit = 30 * time.Second
 	pollEvery = 2 * time.Millisecond
@@ -29,7 +30,7 @@ type Process struct {
 	name  string
 	cmd   *exec.Cmd
 	ended chan struct{} // closed when the process has been waited for
-	err   error         // how it ended; written before ended is closed
+	err   error         // how the process ended; written before ended is closed
 }
 
 // launch starts cmd. The caller ends the process with Kill, which t.Cleanup may call at any time.
@@ -64,7 +65,7 @@ func (p *Process) Thaw() {
 	p.signal(syscall.SIGCONT)
 }
 
-// Kill kills the process (SIGKILL) and returns when it has ended. It may be called twice.
+// Kill kills the process (SIGKILL) and returns when the process has ended. It may be called twice.
 func (p *Process) Kill() {
 	p.t.Helper()
 	p.signal(syscall.SIGCONT)
@@ -94,8 +95,8 @@ func (p *Process) gone() bool {
 	}
 }
 
-// isStopped reports whether every thread of the process has stopped. A signal takes a moment to arrive. A test that
-// continues too early would meet a process that still runs. On a system without /proc it returns true.
+// isStopped reports whether every thread of the process has stopped. A signal takes a moment to arrive, and a test
+// must not continue while the process still runs. On a system without /proc, isStopped returns true.
 func isStopped(pid int) bool {
 	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
 	for _, thread := range threads {
@@ -112,7 +113,7 @@ func isStopped(pid int) bool {
 	return true
 }
 
-// eventually calls ask until it returns true, and gives up after waitLimit.
+// eventually calls ask until ask returns true, and gives up after waitLimit.
 func eventually(ask func() bool) bool {
 	for deadline := time.Now().Add(waitLimit); ; time.Sleep(pollEvery) {
 		if ask() {
@@ -124,10 +125,10 @@ func eventually(ask func() bool) bool {
 	}
 }
 
-// listen opens a free port of the loopback, out of 20,000–29,999. The kernel takes the local ports of connections from
-// a range above (32,768 and up on Linux). If a server had a port of that range, a client that keeps dialling the killed
-// server would sooner or later get the server's port as its own local port. It would connect to itself, and the server
-// could not start again.
+// listen opens a free port of the loopback, out of 20,000–29,999. The kernel takes the local ports of connections
+// from a higher range (32,768 and up on Linux). Suppose that a server had a port of the kernel's range. A client
+// that keeps dialling the killed server could then get the server's port as its own local port. The client would
+// connect to itself, and the server could not start again.
 func listen(t testing.TB) net.Listener {
 	t.Helper()
 	var err error

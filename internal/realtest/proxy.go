@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -24,10 +25,10 @@ type Proxy struct {
 	listener net.Listener
 	links    map[*link]struct{}
 	delay    time.Duration
-	held     chan struct{} // closed when BlackHole ends; nil without BlackHole
-	lose     *lostReply    // armed
+	held     chan struct{} // closed when BlackHole ends; nil if there is none
+	lose     *lostReply    // set by LoseReply until a request matches
 	drop     []byte        // messages of the server that contain this are dropped; nil = none
-	short    *shortReply   // armed
+	short    *shortReply   // set by CutReply until a reply matches
 }
 
 // link is a connection of a client together with its connection to the server.
@@ -40,8 +41,8 @@ type link struct {
 
 // lostReply is a reply that LoseReply discards.
 type lostReply struct {
-	match     []byte        // lower case
-	forwarded chan struct{} // closed when the server has the request
+	match     [][]byte      // lower case
+	forwarded chan struct{} // closed when the proxy has forwarded the request
 	done      chan struct{} // closed when the connection is cut
 }
 
@@ -52,7 +53,7 @@ type shortReply struct {
 	done  chan struct{} // closed when the connection is cut
 }
 
-// StartProxy starts a proxy in front of the server at target. It ends with the test.
+// StartProxy starts a proxy in front of the server at target. The proxy ends with the test.
 func StartProxy(t testing.TB, target string) *Proxy {
 	t.Helper()
 	l := listen(t)
@@ -68,22 +69,21 @@ func StartProxy(t testing.TB, target string) *Proxy {
 // Addr is the address for clients, as "host:port".
 func (p *Proxy) Addr() string { return p.addr }
 
-// Delay delays everything that the server sends by d.
+// Delay makes everything that the server sends arrive later by d.
 func (p *Proxy) Delay(d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.delay = d
 }
 
-// LoseReply waits for the next request that contains match, in upper or lower case. It lets the server execute the
-// request, discards the reply and cuts that connection. So the client cannot know whether its request was executed. The
-// channel is closed when all this has happened. The client must send one request at a time on a connection, as go-redis
-// does.
-func (p *Proxy) LoseReply(match string) <-chan struct{} {
-	lost := &lostReply{
-		match:     bytes.ToLower([]byte(match)),
-		forwarded: make(chan struct{}),
-		done:      make(chan struct{}),
+// LoseReply makes the proxy lose the reply to the next request that contains one of the matches, in upper or lower
+// case. The server executes that request. The proxy discards the reply, cuts the connection and then closes the
+// channel. So the client cannot know whether its request was executed. The client must send one request at a time on a
+// connection, as go-redis does.
+func (p *Proxy) LoseReply(matches ...string) <-chan struct{} {
+	lost := &lostReply{forwarded: make(chan struct{}), done: make(chan struct{})}
+	for _, match := range matches {
+		lost.match = append(lost.match, bytes.ToLower([]byte(match)))
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -91,16 +91,17 @@ func (p *Proxy) LoseReply(match string) <-chan struct{} {
 	return lost.done
 }
 
-// LoseMessages silently drops what the server sends if it contains match, for example messages of a subscription. The
-// server must send one message at a time on a connection, as it does to a subscriber that receives few messages.
+// LoseMessages makes the proxy silently drop each message of the server that contains match, for example messages of
+// a subscription. The server must send one message at a time on a connection, as it does to a subscriber that
+// receives few messages.
 func (p *Proxy) LoseMessages(match string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.drop = []byte(match)
 }
 
-// CutReply waits for the next reply or message of the server that contains match, forwards its first bytes and cuts
-// that connection. The channel is closed when that has happened.
+// CutReply makes the proxy cut the next reply or message of the server that contains match. The proxy forwards the
+// given number of its bytes, cuts the connection and then closes the channel.
 func (p *Proxy) CutReply(match string, bytes int) <-chan struct{} {
 	short := &shortReply{match: []byte(match), bytes: bytes, done: make(chan struct{})}
 	p.mu.Lock()
@@ -109,8 +110,9 @@ func (p *Proxy) CutReply(match string, bytes int) <-chan struct{} {
 	return short.done
 }
 
-// BlackHole holds back what either side sends, without cutting any connection. New connections are accepted and get no
-// answer. What was held back arrives after Heal, as it does with TCP after a partition.
+// BlackHole makes the proxy hold back what either side sends, without cutting a connection. The proxy accepts new
+// connections, but clients get no answer there. Data that was held back arrives after Heal, as with TCP after a
+// partition.
 func (p *Proxy) BlackHole() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -119,7 +121,7 @@ func (p *Proxy) BlackHole() {
 	}
 }
 
-// Reset cuts every connection (RST). New ones are accepted.
+// Reset cuts every connection (RST). The proxy still accepts new connections.
 func (p *Proxy) Reset() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -128,7 +130,7 @@ func (p *Proxy) Reset() {
 	}
 }
 
-// Refuse cuts every connection and refuses new ones.
+// Refuse cuts every connection and refuses new connections.
 func (p *Proxy) Refuse() {
 	p.mu.Lock()
 	if p.listener != nil {
@@ -159,7 +161,7 @@ func (p *Proxy) Heal() {
 	}
 }
 
-// open accepts connections.
+// open accepts the connections of l until Refuse closes l.
 func (p *Proxy) open(l net.Listener) {
 	p.mu.Lock()
 	p.listener = l
@@ -168,14 +170,14 @@ func (p *Proxy) open(l net.Listener) {
 		for {
 			client, err := l.Accept()
 			if err != nil {
-				return // Refuse
+				return // Refuse has closed l
 			}
 			p.wg.Go(func() { p.pass(l, client.(*net.TCPConn)) })
 		}
 	})
 }
 
-// pass serves one connection until both sides have closed it, or it is cut.
+// pass serves one connection until both sides have closed it, or until the proxy has cut it.
 func (p *Proxy) pass(l net.Listener, client *net.TCPConn) {
 	server, err := net.DialTimeout("tcp", p.target, waitLimit)
 	if err != nil {
@@ -207,7 +209,7 @@ func (p *Proxy) pass(l net.Listener, client *net.TCPConn) {
 
 // requests forwards what the client sends.
 func (p *Proxy) requests(k *link) {
-	var seen []byte // the end of what was sent, for a match that arrives in two pieces
+	var seen []byte // the end of what was sent before, because a match may arrive in two pieces
 	for buf := make([]byte, 64<<10); ; {
 		n, err := k.client.Read(buf)
 		if !p.gate(k) {
@@ -217,7 +219,7 @@ func (p *Proxy) requests(k *link) {
 			var lost *lostReply
 			lost, seen = p.match(seen, buf[:n])
 			if lost != nil {
-				k.lost <- lost // before the server can answer
+				k.lost <- lost // before the server can answer the request
 			}
 			_, err := k.server.Write(buf[:n])
 			if lost != nil {
@@ -251,7 +253,7 @@ func (p *Proxy) replies(k *link) {
 		}
 		if short := p.shortens(buf[:n]); short != nil {
 			_, _ = k.client.Write(buf[:min(n, short.bytes)])
-			_ = k.client.CloseWrite() // the client receives those bytes, and then the end
+			_ = k.client.CloseWrite() // the client receives these bytes, and then the end of the data
 			_, _ = io.Copy(io.Discard, k.client)
 			k.reset()
 			close(short.done)
@@ -270,8 +272,9 @@ func (p *Proxy) replies(k *link) {
 	}
 }
 
-// match searches for the armed request in what the client sent before and now. A match disarms it. It also returns the
-// end of that text, for the next call.
+// match searches for p.lose in before and now, which are what the client sent. If match finds it, match resets p.lose
+// and returns its old value. Otherwise match returns the end of the text, which the caller passes as before in the next
+// call.
 func (p *Proxy) match(before, now []byte) (*lostReply, []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -279,14 +282,18 @@ func (p *Proxy) match(before, now []byte) (*lostReply, []byte) {
 		return nil, nil
 	}
 	text := append(before, bytes.ToLower(now)...)
-	if lost := p.lose; bytes.Contains(text, lost.match) {
+	longest := 0
+	for _, match := range p.lose.match {
+		longest = max(longest, len(match))
+	}
+	if lost := p.lose; slices.ContainsFunc(lost.match, func(m []byte) bool { return bytes.Contains(text, m) }) {
 		p.lose = nil
 		return lost, nil
 	}
-	return nil, text[max(0, len(text)-len(p.lose.match)):]
+	return nil, text[max(0, len(text)-longest):]
 }
 
-// shortens returns the armed cut if it matches sent, and disarms it.
+// shortens returns p.short and resets p.short to nil, if sent contains the text to cut. Otherwise it returns nil.
 func (p *Proxy) shortens(sent []byte) *shortReply {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -298,7 +305,7 @@ func (p *Proxy) shortens(sent []byte) *shortReply {
 	return short
 }
 
-// drops reports whether LoseMessages drops sent.
+// drops reports whether sent contains the text given to LoseMessages, so that the proxy must drop sent.
 func (p *Proxy) drops(sent []byte) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -340,8 +347,8 @@ func (p *Proxy) gate(k *link) bool {
 	}
 }
 
-// lose discards the reply and cuts the link. Before the cut it closes the sending side and reads to the end. If the
-// connection were cut at once, the server might never read a request that is in its buffer.
+// lose discards the reply and cuts the link. Before the cut, lose closes the sending direction to the server and reads
+// until the server has closed. An immediate cut could destroy a request that the server has not read yet.
 func (k *link) lose(lost *lostReply) {
 	<-lost.forwarded
 	_ = k.server.CloseWrite()
@@ -351,14 +358,15 @@ func (k *link) lose(lost *lostReply) {
 	close(lost.done)
 }
 
-// end forwards the end of one side to the other: as an end of data, or as a cut.
+// end passes on that one side of the link has ended; other is the connection to the opposite side. If err is io.EOF,
+// end closes the sending direction of other. After any other error, end cuts the link.
 func (k *link) end(other *net.TCPConn, err error) {
 	if !errors.Is(err, io.EOF) || other.CloseWrite() != nil {
 		k.reset()
 	}
 }
 
-// reset cuts both sides.
+// reset cuts the connections to the client and to the server.
 func (k *link) reset() {
 	k.once.Do(func() {
 		close(k.cut)
@@ -367,7 +375,7 @@ func (k *link) reset() {
 	})
 }
 
-// reset closes a connection with RST: the other side sees an error, not the end of data.
+// reset closes a connection with RST, so that the other side sees an error, not the end of data.
 func reset(conn *net.TCPConn) {
 	_ = conn.SetLinger(0)
 	_ = conn.Close()

@@ -75,7 +75,7 @@ func TestProxyLosesAReply(t *testing.T) {
 			c.works(t)
 
 			lost := p.LoseReply("incr")
-			other.works(t) // another request
+			other.works(t) // LoseReply must ignore this other request
 			text := wire("INCR", "n")
 			c.send(t, text[:len(text)/pieces])
 			if pieces > 1 {
@@ -89,7 +89,7 @@ func TestProxyLosesAReply(t *testing.T) {
 			if n, err := server.Get("n"); n != "1" {
 				t.Errorf("the request was executed %q times, %v", n, err)
 			}
-			other.works(t) // only one connection is cut, and only once
+			other.works(t) // the proxy must cut only one connection, and only once
 			other.send(t, wire("INCR", "n"))
 			if line, err := other.readLine(waitLimit); line != ":2" {
 				t.Errorf("the reply to the second INCR is %q, %v", line, err)
@@ -109,7 +109,7 @@ func TestProxyDelays(t *testing.T) {
 		t.Errorf("a reply delayed by 50 ms arrived after %v", took)
 	}
 	p.Delay(time.Hour)
-	c.send(t, wire("PING")) // Cleanup has to end the wait
+	c.send(t, wire("PING")) // the reply waits an hour; Cleanup must end this wait
 }
 
 func TestProxyBlackHole(t *testing.T) {
@@ -131,7 +131,7 @@ func TestProxyBlackHole(t *testing.T) {
 		}
 	}
 	p.BlackHole()
-	later.send(t, wire("PING")) // Cleanup has to end this also
+	later.send(t, wire("PING")) // the proxy holds this request back; Cleanup must end the wait
 }
 
 func TestProxyResetsAndRefuses(t *testing.T) {

@@ -13,7 +13,8 @@ import (
 
 func TestMain(m *testing.M) { Main(m) }
 
-// fakeT is a test that may fail.
+// fakeT is a testing.TB that a test of this package runs and that may fail or be skipped. fakeT records what its test
+// logged.
 type fakeT struct {
 	testing.TB // nil unless a test of this package sets it
 

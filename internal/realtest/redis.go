@@ -18,12 +18,12 @@ import (
 	"time"
 )
 
-// Redis is a redis-server of one test: with its own port, without persistence, with DEBUG allowed.
+// Redis is a redis-server of one test. The server has its own port and no persistence, and allows DEBUG.
 type Redis struct {
-	*Process // the current one: Restart starts another
+	*Process // the current process; Restart replaces it
 
 	t    testing.TB
-	path string   // of the program
+	path string   // path of redis-server
 	args []string // as given to StartRedis
 	env  []string // added to the environment of the test
 	dir  string
@@ -33,8 +33,8 @@ type Redis struct {
 // errPortTaken means that another process has taken the port.
 var errPortTaken = errors.New("the port is taken")
 
-// StartRedis starts a redis-server and returns when it answers. args follow the arguments of this package and override
-// them. The server ends with the test.
+// StartRedis starts a redis-server and returns when the server answers. args follow the arguments of this package on
+// the command line, so args override them. The server ends with the test.
 func StartRedis(t testing.TB, args ...string) *Redis {
 	t.Helper()
 	return startRedis(t, nil, args)
@@ -68,7 +68,7 @@ func startRedis(t testing.TB, env, args []string) *Redis {
 // Addr is where the server listens, as "host:port". Restart does not change it.
 func (r *Redis) Addr() string { return loopback(r.port) }
 
-// Restart kills the server if it is running, and starts it again, empty, on the same port.
+// Restart kills the server if it is running. Then it starts the server again on the same port, without data.
 func (r *Redis) Restart() {
 	r.t.Helper()
 	r.Kill()
@@ -78,8 +78,9 @@ func (r *Redis) Restart() {
 	}
 }
 
-// Commandstats returns how often each command was called since the start, or since ResetStats. Names are in lower case
-// ("set", "evalsha", "cluster|slots"). Commands that scripts call are included. The calls of this package are left out.
+// Commandstats returns how often each command was called since the start, or since ResetStats. Names are in lower
+// case ("set", "evalsha", "cluster|slots"). The counts include commands that scripts call. They do not include the
+// calls of this package.
 func (r *Redis) Commandstats(t testing.TB) map[string]int64 {
 	t.Helper()
 	info, err := r.ask("INFO commandstats")
@@ -111,7 +112,7 @@ func (r *Redis) ResetStats(t testing.TB) {
 	}
 }
 
-// start runs the program on r.port and waits until it answers.
+// start runs redis-server on r.port and waits until the server answers.
 func (r *Redis) start() error {
 	out, err := os.Create(filepath.Join(r.dir, "log"))
 	if err != nil {
@@ -141,7 +142,8 @@ func (r *Redis) start() error {
 	return nil
 }
 
-// answers reports whether our server answers. If another process had taken the port, that one might answer.
+// answers reports whether the server that r started answers. If another process had taken the port, that process
+// might answer the PING.
 func (r *Redis) answers() bool {
 	if pong, err := r.ask("PING"); err != nil || pong != "PONG" {
 		return false
@@ -186,7 +188,7 @@ func (r *Redis) ask(command string) (string, error) {
 	}
 }
 
-// log is the end of the server's log.
+// log returns the last 20 lines of the server's log.
 func (r *Redis) log() string {
 	text, err := os.ReadFile(filepath.Join(r.dir, "log"))
 	if err != nil {
@@ -195,7 +197,8 @@ func (r *Redis) log() string {
 	return string(lastLines(text, 20))
 }
 
-// program finds the executable with this name. Without it the test is skipped, or fails with REFILL_NO_SKIP=1.
+// program returns the path of the executable with this name. Without the executable the test is skipped, or fails
+// with REFILL_NO_SKIP=1.
 func program(t testing.TB, name string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
@@ -210,7 +213,7 @@ func program(t testing.TB, name string) string {
 	return ""
 }
 
-// lastLines are the last n lines of text.
+// lastLines returns the last n lines of text.
 func lastLines(text []byte, n int) []byte {
 	text = bytes.TrimRight(text, "\n")
 	lines := bytes.Split(text, []byte("\n"))

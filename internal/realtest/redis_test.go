@@ -71,7 +71,7 @@ func TestRedisKillAndRestart(t *testing.T) {
 	}
 	addr, pid := r.Addr(), r.Pid()
 	r.Freeze()
-	r.Kill() // while frozen, and twice
+	r.Kill() // Kill must work on a frozen server, and a second time
 	r.Kill()
 	if _, err := net.Dial("tcp", addr); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Fatalf("dialling a killed server returned %v", err)

@@ -20,8 +20,9 @@ import (
 	"github.com/refill-go/refill/internal/realtest"
 )
 
-// This file tests bugs of other libraries that show on the wire. The tests of the root module cover the other bugs.
-// Tests in other files of this package cover these bugs:
+// Each test of this file describes bugs of other libraries, and then shows that refill does not have these bugs. All
+// these bugs show only with a real server. The root module tests the bugs that show without a server. Tests in other
+// files of this package cover further bugs:
 //
 //	go-redis' SetNX: repeated after a lost reply, it reports our own lock as another's    TestGoredisLostReply
 //	Redisson#2575, #4064: subscriptions are left behind                                   TestGoredisLeavesNothing
@@ -70,9 +71,9 @@ func regressGet(t *testing.T, l *refill.Loader[string], key string) string {
 	return v
 }
 
-// The lock of rockscache has no EXPIRE, so a crash leaves its key for ever. rockscache calls WAIT with nanoseconds
-// instead of milliseconds. go-redis/cache turns a TTL below a second into an hour. Here every key that refill stores in
-// Redis has a TTL, and the test checks its length.
+// The lock of rockscache has no EXPIRE, so a crash leaves its key for ever. Rockscache also calls WAIT with
+// nanoseconds instead of milliseconds. go-redis/cache turns a TTL below a second into an hour. Here every key that
+// refill stores in Redis must have a TTL of the right length.
 func TestRegressEveryKeyHasATTL(t *testing.T) {
 	server := realtest.StartRedis(t)
 	o := &redis.Options{Addr: server.Addr()}
@@ -116,7 +117,7 @@ func TestRegressEveryKeyHasATTL(t *testing.T) {
 	for key, want := range map[string]struct{ least, most time.Duration }{
 		p.key("thing:stored", ""):         {9 * time.Minute, 10 * time.Minute},
 		p.key("thing:absent", ""):         {30 * time.Second, time.Minute},
-		p.key("thing:short", ""):          {-2, time.Second}, // the minimum; -2 = it has ended
+		p.key("thing:short", ""):          {-2, time.Second}, // -2 means that the key has expired
 		p.key("thing:failed", "/lease"):   {time.Second, 20 * time.Second},
 		p.key("thing:panicked", "/lease"): {time.Second, 20 * time.Second},
 		p.key("thing:running", "/lease"):  {time.Millisecond, 5 * time.Second},
@@ -145,8 +146,8 @@ func TestRegressEveryKeyHasATTL(t *testing.T) {
 }
 
 // rockscache computes the end of its lock by the clock of the client, rueidislock sends PXAT, and ShedLock (#231,
-// #1439) compares the clocks of two machines. If these clocks differ, a lock ends at once or lasts for hours. Here the
-// clock of Redis is an hour off, and every TTL is still right.
+// #1439) compares the clocks of two machines. If these clocks differ, a lock ends at once or lasts for hours. Here
+// the clock of Redis is an hour off, and every TTL must still be right.
 func TestRegressClockOfTheClient(t *testing.T) {
 	for _, off := range []time.Duration{-time.Hour, time.Hour} {
 		t.Run(off.String(), func(t *testing.T) {
@@ -171,7 +172,7 @@ func TestRegressClockOfTheClient(t *testing.T) {
 			case <-time.After(10 * time.Second):
 				t.Fatal("no load began: every lease ends at once")
 			}
-			wg.Go(func() { regressGet(t, b, "k") }) // waits, or finds the value
+			wg.Go(func() { regressGet(t, b, "k") }) // b waits for a's load, or finds its value
 			checkTTLs := func() {
 				for _, key := range server.Keys() {
 					if left := server.TTL(key); left <= 0 || left > 10*time.Minute {
@@ -196,8 +197,9 @@ func TestRegressClockOfTheClient(t *testing.T) {
 	}
 }
 
-// jetcache-go and go-zero ("*"), rueidisaside ("rueidisid:") and redcache ("__redcache:lock:") take some values of
-// users for their own placeholders. The scripts of refill read leases and records. Here no value confuses the scripts.
+// jetcache-go and go-zero ("*"), rueidisaside ("rueidisid:") and redcache ("__redcache:lock:") mistake some values
+// of users for their own placeholders. Here values look like placeholders, records, announcements or protocol of
+// refill and of these libraries. Every Get must return the value unchanged.
 func TestRegressValueLikeAPlaceholderOnTheWire(t *testing.T) {
 	server := realtest.StartRedis(t)
 	o := &redis.Options{Addr: server.Addr()}
@@ -233,17 +235,17 @@ func TestRegressValueLikeAPlaceholderOnTheWire(t *testing.T) {
 	}
 }
 
-// This bug occurs in any lock over SET NX or SETNX with a client that retries its commands, as go-redis does by
-// default. The reply is lost, and the retry finds the lock held by "another" owner. All callers then wait until this
-// lock of their own ends. Here the node recognizes its own lease and loads.
+// Any lock over SET NX or SETNX has this bug if its client retries commands, as go-redis does by default. The reply
+// is lost, and the retry finds the lock held, although the caller itself holds it. All callers then wait until the
+// lock ends. Here the reply to Acquire is lost, and the node must recognize its own lease and load.
 func TestRegressOwnLockTakenForAnothers(t *testing.T) {
 	server := realtest.StartRedis(t)
 	proxy := realtest.StartProxy(t, server.Addr())
 	load := func(context.Context, string) (string, error) { return "v", nil }
 	cfg := refill.Config{TTL: time.Hour, LockTTL: time.Minute, LoadTimeout: time.Minute}
 	l := regressNode(t, &redis.Options{Addr: proxy.Addr()}, load, cfg)
-	regressGet(t, l, "warm") // this loads the scripts
-	lost := proxy.LoseReply("evalsha")
+	regressGet(t, l, "warm") // this Get loads the scripts
+	lost := proxy.LoseReply("eval")
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	if r, err := l.GetResult(ctx, "k"); err != nil || r.Outcome != refill.OutcomeLoaded {
@@ -261,8 +263,9 @@ func TestRegressOwnLockTakenForAnothers(t *testing.T) {
 	}
 }
 
-// rueidis#1010: the caller gives up before the server has read its command. The server executes the command later, and
-// the lock is held without a holder that knows of it. Here such a lock is free again before its TTL ends.
+// In rueidis (#1010), a caller gives up before the server has read its command. The server executes the command
+// later, so a lock is held although no caller knows of it. Here a TryLock times out on a frozen server. After the
+// thaw the lock must be free long before its TTL ends.
 func TestRegressLockAcquiredAfterItsCallerLeft(t *testing.T) {
 	server := realtest.StartRedis(t)
 	c := redis.NewClient(&redis.Options{Addr: server.Addr(), MaxRetries: -1})
@@ -279,7 +282,7 @@ func TestRegressLockAcquiredAfterItsCallerLeft(t *testing.T) {
 		}
 		return lock.Release(context.Background())
 	}
-	if err := take(t.Context()); err != nil { // this connects, and loads the scripts
+	if err := take(t.Context()); err != nil { // this call connects, and loads the scripts
 		t.Fatal(err)
 	}
 	server.Freeze()
@@ -289,13 +292,13 @@ func TestRegressLockAcquiredAfterItsCallerLeft(t *testing.T) {
 		t.Errorf("TryLock on a silent server: %v", err)
 	}
 	server.Thaw()
-	// The limit is longer than TTL/20 of the lock, and shorter than its TTL.
+	// eventually waits 10 s, which is more than TTL/20 of the lock and less than TTL.
 	eventually(t, "the lock is free again", func() bool { return take(context.Background()) == nil })
 }
 
-// replicate/go reads cache:fresh:k, cache:data:k and cache:negative:k in one command, and rockscache uses many keys in
-// one script. A cluster answers such calls with CROSSSLOT. Other libraries fail if the user's key contains braces. Here
-// every operation works in a cluster, with any key and with keys of many slots.
+// replicate/go reads cache:fresh:k, cache:data:k and cache:negative:k in one command, and rockscache uses many keys
+// in one script. A cluster answers such calls with CROSSSLOT. Other libraries fail if the user's key contains
+// braces. Here every operation must work in a cluster, with unusual keys and with keys of many slots.
 func TestRegressSlotsOfACluster(t *testing.T) {
 	c := overCluster(t).open(t)
 	var loads atomic.Int64
@@ -321,7 +324,7 @@ func TestRegressSlotsOfACluster(t *testing.T) {
 		if n := int(loads.Load()); n != (1+round)*len(keys) {
 			t.Errorf("%d loads of %d keys", n, len(keys))
 		}
-		if err := a.Invalidate(ctx, keys...); err != nil { // of many slots
+		if err := a.Invalidate(ctx, keys...); err != nil { // these keys have many slots
 			t.Error(err)
 		}
 		for _, key := range keys {
@@ -347,8 +350,9 @@ func TestRegressSlotsOfACluster(t *testing.T) {
 	}
 }
 
-// gocache's Clear is FLUSHALL, which also deletes the keys of other programs. Other libraries search for keys to delete
-// with KEYS, which blocks the server. Here no operation touches a key of another program, or a key with another prefix.
+// gocache's Clear is FLUSHALL, which also deletes the keys of other programs. Other libraries use KEYS to find the
+// keys to delete, which blocks the server. Here no operation may touch a key of another program, or a key with
+// another prefix.
 func TestRegressFlushAll(t *testing.T) {
 	server := realtest.StartRedis(t)
 	o := &redis.Options{Addr: server.Addr()}
@@ -382,8 +386,8 @@ func TestRegressFlushAll(t *testing.T) {
 	}
 }
 
-// FusionCache#608: every cache of a process opens its own connections, so a fleet runs out of connections. Here all
-// Loaders and Lockers over one Store share one subscription.
+// In FusionCache (#608), every cache of a process opens its own connections, so a fleet runs out of connections.
+// Here ten Loaders and a Locker over one Store must share one subscription.
 func TestRegressSubscriptionPerCache(t *testing.T) {
 	server := realtest.StartRedis(t)
 	c := redis.NewClient(&redis.Options{Addr: server.Addr()})
@@ -413,7 +417,7 @@ func TestRegressSubscriptionPerCache(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := jobs.Lock(ctx, "k"); !errors.Is(err, refill.ErrLocked) { // this waits for the announcement
+	if _, err := jobs.Lock(ctx, "k"); !errors.Is(err, refill.ErrLocked) { // this call waits for the announcement
 		t.Error(err)
 	}
 	if n := c.PubSubNumSub(t.Context(), "refill:notes").Val()["refill:notes"]; n != 1 {

@@ -20,19 +20,19 @@ import (
 
 // This file starts servers that can replace each other: a master with replicas behind Sentinel, and a Cluster.
 
-// syncAtOnce makes a master serve its first replica at once. By default it waits five seconds for further replicas. A
-// replica that has never finished a sync is never promoted.
+// syncAtOnce makes a master serve its first replica at once. By default a master waits five seconds for further
+// replicas. A replica is not promoted before it has finished its first sync.
 var syncAtOnce = []string{"--repl-diskless-sync-delay", "0"}
 
-// Sentinel is a master and two replicas, watched by three sentinels. They replace a master that has been silent for
-// about 0.7 s. Its methods may be called only from the goroutine of the test.
+// Sentinel is a master and two replicas, watched by three sentinels. The sentinels replace a master that has been
+// silent for about 0.7 s. Only the goroutine of the test may call the methods.
 type Sentinel struct {
 	t         testing.TB
 	servers   []*Redis // servers[0] is the first master
 	sentinels []*sentinel
 }
 
-// sentinel is one of the watchers.
+// sentinel is one sentinel process.
 type sentinel struct {
 	*Process
 	addr string
@@ -40,22 +40,23 @@ type sentinel struct {
 
 const masterName = "m"
 
-// sentinelTimers makes sentinels faster than by default. Times are milliseconds. A sentinel that was delayed itself
-// enters TILT and does nothing for half a minute; a busy test machine would cause that. The ping-period has two bounds.
-// A sentinel reconnects after one ping-period, which must be long before a new master counts as down. And a replica is
-// promoted only if it has answered within the last five ping-periods.
+// sentinelTimers makes sentinels faster than by default. Times are milliseconds. By default a sentinel that was
+// delayed itself, for instance on a busy machine, enters TILT mode and does nothing for half a minute. The
+// ping-period must be short, because a sentinel reconnects after one ping-period, long before a new master counts as
+// down. It must not be too short, because a replica is promoted only if it has answered within the last five
+// ping-periods.
 var sentinelTimers = []any{
 	"sentinel", "debug", "info-period", 500, "ask-period", 100, "ping-period", 350, "publish-period", 100,
 	"tilt-trigger", 20_000, "tilt-period", 100,
 }
 
-// sentinelPublishPeriod is set when all sentinels have found each other. If a server reports itself as master for four
-// of these periods while the sentinels know another master, they make it a replica again. That must not happen to a
-// replica that is being promoted.
+// sentinelPublishPeriod is set when all sentinels have found each other. Suppose that a server reports itself as
+// master for four publish-periods while the sentinels know another master. Then the sentinels make that server a
+// replica again. With a short period, they would do this to a replica that is being promoted.
 var sentinelPublishPeriod = []any{"sentinel", "debug", "publish-period", 500}
 
-// StartSentinel returns when all sentinels know each other and both replicas follow the master. All processes end with
-// the test.
+// StartSentinel starts a master, two replicas and three sentinels. It returns when all sentinels know each other and
+// both replicas follow the master. All processes end with the test.
 func StartSentinel(t testing.TB) *Sentinel {
 	t.Helper()
 	s := &Sentinel{t: t}
@@ -65,13 +66,13 @@ func StartSentinel(t testing.TB) *Sentinel {
 	for range 2 {
 		s.servers = append(s.servers, StartRedis(t, slices.Concat(syncAtOnce, []string{"--replicaof", host, port})...))
 	}
-	// The replicas must follow before the sentinels start: a sentinel asks a master for its replicas at its start, and
-	// then every 10 s.
+	// The replicas must follow the master before the sentinels start. A sentinel asks the master for its replicas when
+	// the sentinel starts, and then only every 10 s.
 	s.await("the replicas follow the master", func() bool {
 		return follows(s.servers[1], master) && follows(s.servers[2], master)
 	})
-	// The third sentinel is slower. If three began a failover at the same moment, each would vote for itself, and they
-	// would retry seconds later. If two do so, one of them gets the vote of the third.
+	// The third sentinel is slower. If three sentinels began a failover at the same moment, each would vote for itself,
+	// and they would retry seconds later. If two sentinels begin, one of them gets the vote of the third.
 	for _, downAfter := range []int{700, 700, 2500} {
 		s.sentinels = append(s.sentinels, startSentinel(t, host, port, downAfter))
 	}
@@ -88,8 +89,8 @@ func StartSentinel(t testing.TB) *Sentinel {
 	return s
 }
 
-// startSentinel starts one sentinel. It considers a server down that has been silent for downAfter milliseconds. It
-// writes its state to its configuration file.
+// startSentinel starts one sentinel. The sentinel considers a server down after downAfter milliseconds of silence.
+// It writes its state to its configuration file.
 func startSentinel(t testing.TB, host, port string, downAfter int) *sentinel {
 	t.Helper()
 	path, dir, own := program(t, "redis-server"), t.TempDir(), freePort(t)
@@ -122,7 +123,7 @@ func startSentinel(t testing.TB, host, port string, downAfter int) *sentinel {
 	return s
 }
 
-// Addrs are the addresses of the sentinels.
+// Addrs returns the addresses of the sentinels.
 func (s *Sentinel) Addrs() []string {
 	addrs := make([]string, len(s.sentinels))
 	for i, one := range s.sentinels {
@@ -131,7 +132,7 @@ func (s *Sentinel) Addrs() []string {
 	return addrs
 }
 
-// MasterName is the name of the master in the configuration of the sentinels.
+// MasterName returns the name of the master in the configuration of the sentinels.
 func (s *Sentinel) MasterName() string { return masterName }
 
 // Master waits until all sentinels name the same master, and returns that server.
@@ -142,22 +143,22 @@ func (s *Sentinel) Master() *Redis {
 	return master
 }
 
-// Replicas are the running servers without the master.
+// Replicas returns the running servers except the master.
 func (s *Sentinel) Replicas() []*Redis {
 	s.t.Helper()
 	master := s.Master()
 	return slices.DeleteFunc(slices.Clone(s.servers), func(r *Redis) bool { return r == master || r.gone() })
 }
 
-// CutReplicas freezes the replicas and cuts their links. Writes that the master accepts from now on never reach another
-// server. ThawReplicas lets the replicas continue; they reconnect if the master still runs.
+// CutReplicas freezes the replicas and cuts their links. Writes that the master accepts from now on do not reach
+// another server. ThawReplicas lets the replicas continue. If the master still runs, the replicas then reconnect.
 func (s *Sentinel) CutReplicas() {
 	s.t.Helper()
 	master := s.Master()
 	for _, r := range s.Replicas() {
 		r.Freeze()
 	}
-	// Otherwise a replica would read what is in its socket when it continues.
+	// Without the cut, a replica would read what is in its socket when it continues.
 	if _, err := master.ask("CLIENT KILL TYPE replica"); err != nil {
 		s.t.Fatalf("realtest: cutting the replicas of %s: %v", master.Addr(), err)
 	}
@@ -173,8 +174,8 @@ func (s *Sentinel) ThawReplicas() {
 	}
 }
 
-// Failover makes the sentinels replace a healthy master. It returns the new master when it accepts writes. The old
-// master still accepts writes for a moment; they are lost.
+// Failover makes the sentinels replace a healthy master. It returns the new master when that server accepts writes.
+// The old master still accepts writes for a moment, and those writes are lost.
 func (s *Sentinel) Failover() *Redis {
 	s.t.Helper()
 	old := s.Master()
@@ -186,15 +187,15 @@ func (s *Sentinel) Failover() *Redis {
 		}
 		return s.all(func(m map[string]string) bool { return m["flags"] == "master" }) && s.allKnowReplicas()
 	})
-	s.await("a sentinel fails over", func() bool { // it refuses until it has found a suitable replica
+	s.await("a sentinel fails over", func() bool { // a sentinel refuses until it has found a suitable replica
 		_, err := command(s.sentinels[0].addr, "sentinel", "failover", masterName)
 		return err == nil
 	})
 	return s.NextMaster(old)
 }
 
-// KillMaster kills the master (SIGKILL) and returns it. The sentinels replace it within one or two seconds: see
-// NextMaster.
+// KillMaster kills the master (SIGKILL) and returns that server. The sentinels replace the master within one or two
+// seconds, see NextMaster.
 func (s *Sentinel) KillMaster() *Redis {
 	s.t.Helper()
 	master := s.Master()
@@ -216,7 +217,7 @@ func (s *Sentinel) NextMaster(old *Redis) *Redis {
 	return next
 }
 
-// named is the master that all sentinels name to clients. It is nil while they do not agree.
+// named returns the master that all sentinels name to clients, or nil while the sentinels do not agree.
 func (s *Sentinel) named() *Redis {
 	name := ""
 	for i, one := range s.sentinels {
@@ -239,7 +240,7 @@ func (s *Sentinel) named() *Redis {
 	return nil
 }
 
-// all reports whether is returns true for the view of the master that each sentinel has.
+// all reports whether the function is returns true for each sentinel's view of the master.
 func (s *Sentinel) all(is func(view map[string]string) bool) bool {
 	for _, one := range s.sentinels {
 		view, err := masterView(one.addr)
@@ -264,7 +265,7 @@ func (s *Sentinel) allKnowReplicas() bool {
 	return true
 }
 
-// masterView is what a sentinel reports about the master.
+// masterView returns what a sentinel reports about the master.
 func masterView(addr string) (map[string]string, error) {
 	return ask(addr, (*redis.SentinelClient).Master)
 }
@@ -304,8 +305,8 @@ func command(addr string, args ...any) (any, error) {
 	return c.Do(ctx, args...).Result()
 }
 
-// Cluster is a Redis Cluster: masters that share the 16,384 slots evenly, and replicas of each. A master that has been
-// silent for a second is replaced by its replica. Its methods may be called only from the goroutine of the test.
+// Cluster is a Redis Cluster: masters that share the 16,384 slots evenly, and replicas of each. A replica replaces a
+// master that has been silent for a second. Only the goroutine of the test may call the methods.
 type Cluster struct {
 	t     testing.TB
 	nodes []*clusterNode // masters first
@@ -318,8 +319,9 @@ type clusterNode struct {
 
 const slots = 16384
 
-// StartCluster returns when every node knows all others, all slots are served, and every replica follows its master. It
-// takes two seconds, because a master of a new cluster waits so long. All processes end with the test.
+// StartCluster starts a Cluster. It returns when every node knows all nodes, all slots are served, and every replica
+// follows its master. This takes two seconds, because a master of a new cluster waits two seconds before it serves. All
+// processes end with the test.
 func StartCluster(t testing.TB, masters, replicasEach int) *Cluster {
 	t.Helper()
 	c := &Cluster{t: t}
@@ -358,12 +360,12 @@ func StartCluster(t testing.TB, masters, replicasEach int) *Cluster {
 	return c
 }
 
-// start adds a node that does not know the others yet.
+// start adds a node that does not know the other nodes yet.
 func (c *Cluster) start() {
 	c.t.Helper()
 	n := &clusterNode{Redis: StartRedis(c.t, slices.Concat(syncAtOnce, []string{
 		"--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--cluster-allow-replica-migration", "no",
-		"--cluster-port", strconv.Itoa(freePort(c.t)), // the default is in the kernel's local port range, see listen
+		"--cluster-port", strconv.Itoa(freePort(c.t)), // the default may be in the kernel's local port range, see listen
 	})...)}
 	id, err := n.ask("CLUSTER MYID")
 	if err != nil {
@@ -373,7 +375,7 @@ func (c *Cluster) start() {
 	c.nodes = append(c.nodes, n)
 }
 
-// busPort is the port that a node uses to talk to other nodes.
+// busPort returns the port that a node uses to talk to other nodes.
 func (c *Cluster) busPort(n *clusterNode) string {
 	c.t.Helper()
 	reply, err := command(n.Addr(), "config", "get", "cluster-port")
@@ -384,7 +386,7 @@ func (c *Cluster) busPort(n *clusterNode) string {
 	return ""
 }
 
-// Servers are all nodes, masters first as they were at the start.
+// Servers returns all nodes: first the nodes that were masters at the start, then the replicas.
 func (c *Cluster) Servers() []*Redis {
 	servers := make([]*Redis, len(c.nodes))
 	for i, n := range c.nodes {
@@ -393,7 +395,7 @@ func (c *Cluster) Servers() []*Redis {
 	return servers
 }
 
-// Addrs are the addresses of all nodes, masters first as they were at the start.
+// Addrs returns the addresses of all nodes, in the order of Servers.
 func (c *Cluster) Addrs() []string {
 	addrs := make([]string, len(c.nodes))
 	for i, n := range c.nodes {
@@ -402,7 +404,7 @@ func (c *Cluster) Addrs() []string {
 	return addrs
 }
 
-// Slot is the slot of a key.
+// Slot returns the slot of a key.
 func (c *Cluster) Slot(key string) int {
 	c.t.Helper()
 	slot, ok := c.must(c.running()[0], "cluster", "keyslot", key).(int64)
@@ -418,7 +420,7 @@ func (c *Cluster) NodeFor(key string) *Redis {
 	return c.owner(c.Slot(key), nil).Redis
 }
 
-// Replicas are the running replicas of a master.
+// Replicas returns the running replicas of a master.
 func (c *Cluster) Replicas(master *Redis) (replicas []*Redis) {
 	c.t.Helper()
 	id := c.node(master).id
@@ -443,7 +445,7 @@ func (c *Cluster) Failover(master *Redis) *Redis {
 }
 
 // NextMaster waits until all running nodes agree on a master other than old for the slot of a key. It returns that
-// master when it serves requests. After a kill -9 this takes about two seconds.
+// master as soon as the master serves requests. After a kill -9 this takes about two seconds.
 func (c *Cluster) NextMaster(key string, old *Redis) *Redis {
 	c.t.Helper()
 	next := c.owner(c.Slot(key), c.node(old))
@@ -460,16 +462,16 @@ func (c *Cluster) MoveSlot(slot int, to *Redis) {
 	m.Finish()
 }
 
-// SlotMove is a slot that is being moved from one master to another. Meanwhile the old master answers for the keys that
-// it still has, and redirects the client to the new one for other keys (ASK). Both reject a command about several keys
-// (TRYAGAIN) unless they have all or none of them.
+// SlotMove is a slot that moves from one master to another. Until Finish, the old master answers for the keys that
+// it still has. For other keys it redirects the client to the new master (ASK). A command about several keys fails
+// (TRYAGAIN) while the keys are split between the two masters.
 type SlotMove struct {
 	c        *Cluster
 	slot     int
 	from, to *clusterNode
 }
 
-// OpenSlot begins the move of a slot. It moves no key yet.
+// OpenSlot begins the move of a slot to another master. It moves no key yet.
 func (c *Cluster) OpenSlot(slot int, to *Redis) *SlotMove {
 	c.t.Helper()
 	m := &SlotMove{c: c, slot: slot, from: c.owner(slot, nil), to: c.node(to)}
@@ -491,17 +493,18 @@ func (m *SlotMove) MoveKeys() {
 	}
 }
 
-// Finish gives the slot to its new master, together with keys that were added meanwhile. It returns when all nodes
-// know.
+// Finish moves the keys that are still in the slot, and gives the slot to its new master. Finish returns when all
+// nodes know the new master.
 func (m *SlotMove) Finish() {
 	m.c.t.Helper()
 	m.MoveKeys() // while a slot is open, its old master accepts no new keys
-	// The new master comes first: otherwise it would redirect clients to the old one.
+	// The new master must be the first node that learns of the new owner. Otherwise it would redirect clients to the
+	// old master.
 	nodes := slices.Concat([]*clusterNode{m.to, m.from}, m.c.running())
 	for _, n := range nodes {
 		view, err := viewOf(n)
 		if err == nil && view[n.id].master != "" {
-			continue // a replica learns it from its master
+			continue // a replica learns the owner from its master
 		}
 		m.c.must(n, "cluster", "setslot", m.slot, "node", m.to.id)
 	}
@@ -523,7 +526,7 @@ func (c *Cluster) owner(slot int, except *clusterNode) (owner *clusterNode) {
 	return owner
 }
 
-// firstSlot is the first slot of a master.
+// firstSlot returns the first slot of a master.
 func (c *Cluster) firstSlot(master *Redis) int {
 	c.t.Helper()
 	n := c.node(master)
@@ -547,7 +550,7 @@ func (c *Cluster) running() []*clusterNode {
 	return slices.DeleteFunc(slices.Clone(c.nodes), func(n *clusterNode) bool { return n.gone() })
 }
 
-// everywhere reports whether is returns true for the view of every running node.
+// everywhere reports whether the function is returns true for the view of every running node.
 func (c *Cluster) everywhere(is func(clusterView) bool) bool {
 	for _, n := range c.running() {
 		if view, err := viewOf(n); err != nil || !is(view) {
@@ -579,7 +582,7 @@ func (n *clusterNode) serves() bool {
 	return err == nil && strings.Contains(info, "cluster_state:ok")
 }
 
-// clusterView is what one node knows about all nodes, by their ids. Nodes in the handshake are left out.
+// clusterView is what one node knows about all nodes, by their ids. It lacks nodes that are still in the handshake.
 type clusterView map[string]clusterMember
 
 type clusterMember struct {
@@ -587,7 +590,7 @@ type clusterMember struct {
 	slots  [][2]int
 }
 
-// viewOf asks a node for its view.
+// viewOf returns the view of a node.
 func viewOf(n *clusterNode) (clusterView, error) {
 	text, err := n.ask("CLUSTER NODES")
 	if err != nil {
@@ -596,7 +599,7 @@ func viewOf(n *clusterNode) (clusterView, error) {
 	return parseView(text)
 }
 
-// parseView reads lines of
+// parseView reads the reply to CLUSTER NODES. It has one line per node:
 //
 //	id ip:port@busport,name flags master ping pong epoch link slot slot-slot [slot->-id]
 func parseView(text string) (clusterView, error) {

@@ -1,4 +1,5 @@
-// Package retry repeats work that failed because a server did not answer, until it succeeds or is no longer needed.
+// Package retry repeats work that failed because a server did not answer, until the work succeeds or is no longer
+// needed.
 package retry
 
 import (
@@ -6,6 +7,7 @@ import (
 	"errors"
 	"maps"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -14,7 +16,7 @@ const (
 	pause      = 500 * time.Millisecond
 )
 
-// ErrFull is given to done for work that the queue has no room for.
+// ErrFull is the error that done gets for work that does not fit into the Queue.
 var ErrFull = errors.New("retry: too much work is pending")
 
 // Queue holds at most one piece of work W per key K. A goroutine runs while work is pending.
@@ -28,7 +30,8 @@ type Queue[K, W comparable] struct {
 	stop  context.CancelFunc
 	group sync.WaitGroup
 
-	mu      sync.Mutex // guards all below
+	size    atomic.Int32 // of pending
+	mu      sync.Mutex   // guards all below
 	pending map[K]item[W]
 	running bool
 }
@@ -38,9 +41,10 @@ type item[W comparable] struct {
 	until time.Time
 }
 
-// New returns an empty Queue. try does the work. done is called with nil after try succeeded, with the error of the
-// last try if the work is no longer needed, or with [ErrFull] if the queue has no room. If a key has pending work when
-// more is added, merge combines both. merge runs under a mutex; try and done do not.
+// New returns an empty Queue. try does the work. done gets nil after try succeeded. It gets the error of the last try
+// if the work is no longer needed, and [ErrFull] if the queue has no room. If work is added for a key that has
+// pending work, merge combines the pending and the added work. merge runs under a mutex. try and done run without a
+// mutex.
 func New[K, W comparable](
 	try func(context.Context, K, W) error, done func(K, W, error), merge func(old, new W) W,
 ) *Queue[K, W] {
@@ -73,6 +77,7 @@ func (q *Queue[K, W]) add(keys []K, work W, until time.Time) (rejected []K) {
 			q.pending[key] = item[W]{work, until}
 		}
 	}
+	q.size.Store(int32(len(q.pending)))
 	if !q.running && q.ctx.Err() == nil {
 		q.running = true
 		q.group.Go(q.run)
@@ -80,7 +85,28 @@ func (q *Queue[K, W]) add(keys []K, work W, until time.Time) (rejected []K) {
 	return rejected
 }
 
-// Wake makes the queue try at once. It is called when the server may be back.
+// Empty reports whether no work is pending. It takes no mutex.
+func (q *Queue[K, W]) Empty() bool { return q.size.Load() == 0 }
+
+// TryNow does the pending work of a key at once, if there is any. If this try fails, TryNow returns its error, and
+// the work stays pending.
+func (q *Queue[K, W]) TryNow(key K) error {
+	q.mu.Lock()
+	i, there := q.pending[key]
+	q.mu.Unlock()
+	if !there {
+		return nil
+	}
+	if err := q.try(q.ctx, key, i.work); err != nil {
+		return err
+	}
+	if q.remove(key, i) {
+		q.done(key, i.work, nil)
+	}
+	return nil
+}
+
+// Wake makes the queue try all pending work at once. The Loader calls Wake when the server may be back.
 func (q *Queue[K, W]) Wake() {
 	select {
 	case q.wake <- struct{}{}:
@@ -111,12 +137,16 @@ func (q *Queue[K, W]) tryAll() bool {
 	tries := maps.Clone(q.pending)
 	q.mu.Unlock()
 	for key, i := range tries {
+		if !q.isPending(key, i) {
+			continue // TryNow has done it, or the work has changed
+		}
 		err := q.try(q.ctx, key, i.work)
 		if err != nil && !time.Now().After(i.until) {
 			break // the server is still gone, so the other keys would fail as well
 		}
-		q.remove(key, i)
-		q.done(key, i.work, err)
+		if q.remove(key, i) {
+			q.done(key, i.work, err)
+		}
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -124,17 +154,28 @@ func (q *Queue[K, W]) tryAll() bool {
 	return q.running
 }
 
-// remove drops work that is done, unless work was added for the key meanwhile.
-func (q *Queue[K, W]) remove(key K, i item[W]) {
+func (q *Queue[K, W]) isPending(key K, i item[W]) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.pending[key] == i {
-		delete(q.pending, key)
+	return q.pending[key] == i
+}
+
+// remove drops work that is done, unless work was added for the key meanwhile. It reports whether it dropped the work.
+func (q *Queue[K, W]) remove(key K, i item[W]) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.pending[key] != i {
+		return false
 	}
+	delete(q.pending, key)
+	q.size.Store(int32(len(q.pending)))
+	return true
 }
 
 // Close ends the goroutine and waits for it. Pending work stays undone.
 func (q *Queue[K, W]) Close() {
+	q.mu.Lock() // after this, add starts no goroutine
 	q.stop()
+	q.mu.Unlock()
 	q.group.Wait()
 }

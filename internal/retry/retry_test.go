@@ -14,7 +14,7 @@ import (
 
 var errDown = errors.New("server is down")
 
-// server records what was tried and done.
+// server records the calls of try and done. While down is set, try fails.
 type server struct {
 	down atomic.Bool
 
@@ -63,7 +63,7 @@ func TestWorkIsRepeatedUntilItSucceeds(t *testing.T) {
 		}
 		time.Sleep(pause)
 		synctest.Wait()
-		if tried, done := s.lists(); len(tried) != 1 || done != nil { // the server is down, for the other key as well
+		if tried, done := s.lists(); len(tried) != 1 || done != nil { // the first failure ends the round
 			t.Errorf("first round: tried %v, done %v", tried, done)
 		}
 		s.down.Store(false)
@@ -130,7 +130,8 @@ func TestWorkForOneKeyIsMerged(t *testing.T) {
 	})
 }
 
-// Work that is added while it is being tried is not lost with the success of that try.
+// While the work of a key is being tried, new work is added for this key. The first try succeeds. The queue must not
+// drop the new work, but try it as well.
 func TestWorkThatIsAddedDuringItsTry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var q *Queue[string, int]
@@ -176,6 +177,34 @@ func TestCloseEndsTheGoroutine(t *testing.T) {
 		q := New(s.try, s.finish, func(_, new int) int { return new })
 		q.Add([]string{"a"}, 1, time.Now().Add(time.Hour))
 		q.Close()
-		q.Add([]string{"b"}, 1, time.Now().Add(time.Hour)) // starts none
+		q.Add([]string{"b"}, 1, time.Now().Add(time.Hour)) // must start no goroutine
+	})
+}
+
+// The queue tries two pieces of work, one after the other. While the first try runs, TryNow does the other piece. The
+// queue must not do that piece again.
+func TestWorkOfTryNowIsNotRepeated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := new(server)
+		trying, goOn := make(chan string), make(chan struct{})
+		var blocked atomic.Bool
+		q := New(func(ctx context.Context, key string, work int) error {
+			if !blocked.Swap(true) {
+				trying <- key
+				<-goOn
+			}
+			return s.try(ctx, key, work)
+		}, s.finish, func(old, new int) int { return min(old, new) })
+		t.Cleanup(q.Close)
+		q.Add([]string{"a", "b"}, 1, time.Now().Add(time.Hour))
+		other := map[string]string{"a": "b", "b": "a"}[<-trying]
+		if err := q.TryNow(other); err != nil {
+			t.Error(err)
+		}
+		close(goOn)
+		synctest.Wait()
+		if tried, done := s.lists(); len(tried) != 2 || len(done) != 2 {
+			t.Errorf("tried %q, done %q, want each key once", tried, done)
+		}
 	})
 }

@@ -20,7 +20,8 @@ import (
 
 const ms = time.Millisecond
 
-// site is a handler that counts its runs and takes its time.
+// site is a handler. Each run takes the time took. runs counts the runs, and most is the largest number of runs at
+// once.
 type site struct {
 	took   time.Duration
 	runs   atomic.Int64
@@ -43,7 +44,7 @@ func (s *site) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.answer(w, r)
 }
 
-// says answers with the header fields "name: value" and a body.
+// says returns a handler function that answers with this body and the header fields "name: value".
 func says(body string, fields ...string) func(http.ResponseWriter, *http.Request) {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		for _, f := range fields {
@@ -142,8 +143,8 @@ func TestStaleWhileRevalidate(t *testing.T) {
 	})
 }
 
-// The coalescing leak: 20 requests at once for a page that belongs to one user. No user gets another user's page, and
-// the requests do not queue.
+// 20 users ask at once for a page that must not be shared. Each user must get the page made for that user, and the
+// requests must not queue.
 func TestNoUserGetsTheResponseOfAnother(t *testing.T) {
 	for name, fields := range map[string][]string{
 		"private":         {"Cache-Control: private, max-age=60"},
@@ -204,8 +205,8 @@ func TestCredentials(t *testing.T) {
 				s := &site{answer: says("body", "Cache-Control: "+c.cacheControl)}
 				h := cached(t, s, Config{})
 				ask(h, "GET", "/", c.credentials)
-				ask(h, "GET", "/")                // without
-				ask(h, "GET", "/", c.credentials) // and again with
+				ask(h, "GET", "/")                // without credentials
+				ask(h, "GET", "/", c.credentials) // with credentials again
 				want := int64(3)
 				if c.shared {
 					want = 1
@@ -270,7 +271,7 @@ func TestTheLeadersClientLeaves(t *testing.T) {
 	})
 }
 
-// slowWriter passes on what reaches the client, piece by piece.
+// slowWriter sends each piece that reaches the client to pieces, and waits until the test has read the piece.
 type slowWriter struct {
 	header http.Header
 	pieces chan string
@@ -284,7 +285,8 @@ func (w *slowWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// A response that is not to be shared streams: its first byte reaches the client while the handler is still writing.
+// A response that is not to be shared must stream: its first event reaches the client while the handler is still
+// writing.
 func TestStreaming(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		next := make(chan string)
@@ -343,7 +345,7 @@ func TestALargeBodyStreamsAndIsNotShared(t *testing.T) {
 func TestFailuresAreSharedAsBareStatus(t *testing.T) {
 	for name, c := range map[string]struct {
 		answer func(http.ResponseWriter, *http.Request)
-		status int // for the requests that waited
+		status int // the status for the requests that waited
 		panics bool
 	}{
 		"503": {func(w http.ResponseWriter, _ *http.Request) {
@@ -361,7 +363,7 @@ func TestFailuresAreSharedAsBareStatus(t *testing.T) {
 				s := &site{took: 100 * ms, answer: c.answer}
 				h := cached(t, s, Config{})
 				var wg sync.WaitGroup
-				wg.Go(func() { // the request that the handler runs for
+				wg.Go(func() { // the handler runs for this request
 					defer func() {
 						if p := recover(); (p != nil) != c.panics {
 							t.Errorf("panic %v", p)

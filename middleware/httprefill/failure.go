@@ -11,8 +11,8 @@ import (
 	"github.com/refill-go/refill"
 )
 
-// failure is a failed load as the requests see it for which the handler did not run. Other nodes read the failure from
-// its text.
+// failure describes a failed load to the requests for which the handler did not run. A failure travels to other nodes
+// as the text of an error. failureOf parses that text.
 type failure struct {
 	status   int    // 5xx
 	personal bool   // the request had credentials, so the failure may be specific to its user
@@ -32,7 +32,7 @@ func (f *failure) Error() string {
 	return text
 }
 
-// failureOf returns the failure of a load, here or on another node.
+// failureOf returns the failure of a load that ran on this node or on another node.
 func failureOf(e *refill.LoadError) failure {
 	if own := (*failure)(nil); errors.As(e.Err, &own) {
 		return *own
@@ -52,7 +52,7 @@ func failureOf(e *refill.LoadError) failure {
 	return f
 }
 
-// answerBare answers with a status, and with nothing that a handler wrote.
+// answerBare answers with a status alone. The answer has no body or header field that a handler wrote.
 func answerBare(w http.ResponseWriter, status int, retryAfter time.Duration) {
 	h := w.Header()
 	if retryAfter > 0 {

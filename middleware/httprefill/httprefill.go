@@ -1,5 +1,5 @@
 // Package httprefill is a net/http middleware that protects a handler from cache stampedes. When a page expires, the
-// handler runs once in the whole fleet. All other requests get the stale page or wait for that run.
+// handler runs once in the whole fleet. Every other request gets the stale page or waits for that run.
 //
 //	pages, err := httprefill.New(httprefill.Config{
 //		Config: refill.Config{
@@ -17,61 +17,76 @@
 //
 // # The one rule
 //
-// A response that allows caching must depend on nothing but the key: scheme, host, path and query of the request, and
-// its X-Forwarded-Host, -Proto and -Prefix. A response that depends on anything else (the user, another header field,
-// the address of the client, a value in the request's context) must say private or no-store, or name the field in Vary.
+// A response that allows caching must depend on nothing but the key. The key consists of the request's scheme, host,
+// path and query, and of its X-Forwarded-Host, -Proto and -Prefix. A response may depend on something else, for
+// instance the user, another header field, the client's address, or a value in the request's context. Such a
+// response must say private or no-store. If it depends on another header field, it may name that field in Vary
+// instead.
 //
 // # What is shared
 //
-// A response is stored, and given to the requests that waited for it, only if all of the following holds. Otherwise
-// the response belongs to the one request that it was made for. All other requests then run the handler themselves, in
-// parallel.
+// A response is stored, and given to the requests that waited for it, only if all statements of the list below are
+// true. Otherwise the response belongs to the one request that it was made for. Every other request then runs the
+// handler itself, in parallel.
 //
-//   - Its status is 200, 203, 204, 301, 308, 404 or 410.
-//   - It says how long it is fresh, by s-maxage, max-age or Expires (as an IMF-fixdate), and its Age is below that.
-//   - It does not say no-store, no-cache or private, with or without field names. Its Cache-Control can be parsed.
-//   - It has no Set-Cookie, Vary, Content-Encoding, Content-Range, Upgrade or trailer, and no
-//     Access-Control-Allow-Origin other than "*". It is not an event stream. Because of Content-Encoding, compress
-//     outside of this middleware.
-//   - If the request came with a Cookie, the response says public or s-maxage. If the request came with Authorization
-//     or a TLS client certificate, the response says public, s-maxage or must-revalidate (RFC 9111, 3.5). A stored
-//     response without these directives is not given to a request with credentials either. Other credentials, for
-//     instance an API key, are not recognised.
-//   - Its body has at most MaxBody bytes, is complete, and is as long as its Content-Length says. No 1xx came before
-//     it.
+//   - The status is 200, 203, 204, 301, 308, 404 or 410.
+//   - The response says how long it is fresh, by s-maxage, max-age or Expires (as an IMF-fixdate). Its Age is below
+//     that time.
+//   - Cache-Control can be parsed. It does not say no-store, no-cache or private, with or without field names.
+//   - The response has no Set-Cookie, Vary, Content-Encoding, Content-Range, Upgrade or trailer. It has no
+//     Access-Control-Allow-Origin other than "*", and is not an event stream. A handler that compresses sets
+//     Content-Encoding, so compress outside of this middleware.
+//   - If the request came with a Cookie, the response says public or s-maxage. If the request came with
+//     Authorization or a TLS client certificate, the response says public, s-maxage or must-revalidate (RFC 9111,
+//     3.5). A stored response without these directives is not given to a request with credentials either. This
+//     middleware recognises no other credentials, for instance no API key.
+//   - The body is complete, has at most MaxBody bytes, and is as long as Content-Length says. The handler sent no
+//     1xx response before this response.
 //
-// Some requests go straight to the handler: those with a method other than GET and HEAD; those with a body, Upgrade,
-// Range, Expect, If-Match or If-Unmodified-Since; those that accept text/event-stream; and those whose header claims
-// another URL or method. A HEAD is answered with the response that a GET stored. If there is no such response, the
-// HEAD goes straight to the handler. A client's Cache-Control and Pragma are ignored. Otherwise any client could use
-// them to force the handler to run.
+// A request goes straight to the handler if its method is neither GET nor HEAD, or if it has a body. So does a
+// request with Upgrade, Range, Expect, If-Match or If-Unmodified-Since, and a request that accepts
+// text/event-stream. So does a request with a header field that claims another URL or method (X-Original-Url,
+// X-Http-Method-Override …).
+//
+// A HEAD is answered with the response that a GET stored. If no response is stored, the HEAD goes straight to the
+// handler. The middleware ignores a client's Cache-Control and Pragma. Otherwise any client could use these fields
+// to force the handler to run.
 //
 // # How the handler runs
 //
-// If a response may turn out to be shared, the handler runs on a goroutine of its own. Its request has no conditions
-// (If-None-Match …). The context of the handler keeps the values of the first request's context, but does not end when
-// that client leaves. The response is collected; until it is complete, Flush does nothing.
+// If a response may turn out to be shared, the handler runs on a goroutine of its own. The request that the handler
+// gets has no conditions (If-None-Match …). The handler's context keeps the values of the first request's context,
+// but does not end when the first client leaves. The middleware collects the response. Flush does nothing until the
+// response is complete.
 //
-// The run is handed over to the request that it began for as soon as the header says that the response is not to be
-// shared, the body outgrows MaxBody, or the handler sends a 1xx, hijacks the connection or takes longer than
-// LoadTimeout. From then on, the handler's output streams to that client, and the handler's context ends when that
-// client leaves. If the client has already left, the context is cancelled. Requests for such a URL go straight to the
-// handler on this node until ten seconds after the last request for it, so that requests do not queue for a response
-// that cannot be shared.
+// The run is handed over to the request that started it as soon as one of these things happens: the header says that
+// the response is not to be shared; the body outgrows MaxBody; the handler sends a 1xx response, hijacks the
+// connection or takes longer than LoadTimeout. After the hand-over, the handler's output streams to that request's
+// client, and the handler's context ends when that client leaves. If that client has already left, the handler's
+// context is cancelled.
+//
+// On this node, later requests for such a URL go straight to the handler, so that they do not queue for a response that
+// cannot be shared. This ends ten seconds after the last of these requests. After a body above MaxBody, it ends ten
+// seconds after that response.
 //
 // # Failures
 //
 // A 5xx response, a panic and a body that is cut short are failed loads. Within StaleIfError all requests get the
 // stale response. Otherwise the request that the handler ran for gets what the handler wrote, as without this
-// middleware. A panic continues in that request's goroutine, without the stack of the handler (Config.OnEvent gets the
-// stack). The requests that waited, and all that come within ErrorTTL, get the bare status: 500 for a panic, 502 for a
-// response that was cut short, 504 after LoadTimeout. These requests get no body and no header field of the failed
-// response, because that response may be meant for another user. If the failed request had credentials, the failure
-// may be specific to its user, so all other requests run the handler themselves. If a handler answers 5xx to a
-// malformed request, any client can make a URL fail for ErrorTTL. So reject bad input with 4xx, or turn ErrorTTL off.
+// middleware. A panic continues in that request's goroutine, without the stack of the handler. Config.OnEvent gets
+// the stack.
 //
-// A request beyond MaxWaiters gets 503 with Retry-After. While the store is down, a request beyond MaxLoads gets the
-// same answer. On any other problem of the cache, and after Close, the handler runs as if there were no cache.
+// The requests that waited, and all requests that come within ErrorTTL, get the bare status: 500 for a panic, 502
+// for a response that was cut short, 504 after LoadTimeout. These requests get no body and no header field of the
+// failed response, because that response may be meant for another user. If the failed request had credentials, the
+// failure may be specific to one user. Then every other request runs the handler itself.
+//
+// If a handler answers 5xx to a malformed request, any client can make a URL fail for ErrorTTL. So reject bad input
+// with 4xx, or turn ErrorTTL off.
+//
+// A request beyond MaxWaiters gets 503 with Retry-After. While the store is down, a request beyond MaxLoads also
+// gets 503 with Retry-After. On any other problem of the cache, and after Close, the handler runs as if there were
+// no cache.
 package httprefill
 
 import (
@@ -85,14 +100,14 @@ import (
 
 // Config configures a [Cache]. The zero value is a cache for this process alone.
 type Config struct {
-	// Config configures the Loader underneath. Here the responses say how long they live, so some settings differ from
-	// their meaning in package refill:
+	// Config configures the Loader underneath. Here the responses say how long they live, so some settings have another
+	// meaning or default than in package refill:
 	//
-	//   - TTL is not required. It limits the lifetime that a response may ask for. Default 24 h.
+	//   - TTL is not required. TTL limits the lifetime that a response may ask for. Default 24 h.
 	//   - StaleFor applies to responses without a stale-while-revalidate of their own. StaleFor does not apply to
 	//     responses with must-revalidate, proxy-revalidate or s-maxage.
 	//   - StaleIfError applies to all responses except those with must-revalidate or proxy-revalidate.
-	//   - LoadTimeout must be longer than the slowest shared response takes up to its last byte.
+	//   - LoadTimeout must be longer than the handler needs to write the slowest shared response to its last byte.
 	//   - MaxLoads and MaxWaiters are off by default, because a handler without a cache has no such limits.
 	//   - LocalBytes limits L1 to 64 MiB by default.
 	//   - Codec must be nil: responses have an encoding of their own, see WrapCodec.
@@ -103,13 +118,12 @@ type Config struct {
 	// bytes.
 	Name string
 
-	// MaxBody is the largest body, in bytes, that is stored. A larger body streams to its client and is not shared. Each
-	// response that is being collected uses up to this much memory. Default 1 MiB.
+	// MaxBody is the largest body, in bytes, that is stored. A larger body streams to its client and is not shared.
+	// Each response that is being collected takes up to MaxBody bytes of memory. Default 1 MiB.
 	MaxBody int
 
-	// WrapCodec, if it is not nil, gets the encoding of responses and returns the one to use, for instance to compress
-	// what the shared store holds. With a new encoding, all stored responses become misses, as with any change of a
-	// codec.
+	// WrapCodec, if not nil, gets the codec of responses and returns the codec to use, for instance one that
+	// compresses. After a change of the codec, all responses in the shared store are misses.
 	//
 	//	WrapCodec: func(c refill.Codec) refill.Codec { return codec.Compress(c, 4<<10) }
 	WrapCodec func(refill.Codec) refill.Codec
@@ -130,7 +144,7 @@ type Cache struct {
 	passMarks *passMarks
 }
 
-// New returns a Cache. It does not call the store, so it works while the store is down. An error wraps
+// New returns a Cache. New does not call the store, so it works while the store is down. An error wraps
 // [refill.ErrInvalid] and names the setting. Call [Cache.Close] when the Cache is no longer needed.
 func New(cfg Config) (*Cache, error) {
 	switch {
@@ -142,6 +156,7 @@ func New(cfg Config) (*Cache, error) {
 	setDefault(&cfg.Name, defaultName)
 	setDefault(&cfg.MaxBody, defaultMaxBody)
 	setDefault(&cfg.TTL, defaultTTL)
+	setDefault(&cfg.StaleIfError, cfg.StaleFor) // set, so that the StaleFor of a response does not replace it
 	setDefault(&cfg.LocalBytes, defaultLocalBytes)
 	setDefault(&cfg.MaxLoads, -1)
 	setDefault(&cfg.MaxWaiters, -1)
@@ -164,9 +179,9 @@ func New(cfg Config) (*Cache, error) {
 
 // Middleware returns a handler that answers from the cache or passes the request to next.
 //
-// The returned handler must see the URLs that clients ask for. So put it outside of any handler that rewrites URLs
-// (http.StripPrefix). Otherwise Invalidate does not find the responses. One Cache may wrap several handlers if their
-// URLs differ.
+// The returned handler must see the URLs that clients ask for. So put the returned handler outside of any handler
+// that rewrites URLs (http.StripPrefix). Otherwise Invalidate does not find the responses. One Cache may wrap
+// several handlers if their URLs differ.
 func (c *Cache) Middleware(next http.Handler) http.Handler {
 	return &handler{cache: c, next: next}
 }
@@ -177,8 +192,8 @@ func (c *Cache) Middleware(next http.Handler) http.Handler {
 // committed.
 //
 // Only these parts of a request count: the Host, the URL, X-Forwarded-Host and X-Forwarded-Prefix. The request can
-// come from http.NewRequest, or can be the POST that made the change. An error means that the store was not reached:
-// see refill.Loader.Invalidate for what happens then.
+// come from http.NewRequest, or can be the POST that made the change. An error means that the store was not reached.
+// See refill.Loader.Invalidate for what happens then.
 func (c *Cache) Invalidate(ctx context.Context, requests ...*http.Request) error {
 	var keys []string
 	for _, r := range requests {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// This file decides from a status and a header whether a response may be shared, and for how long. Its functions are
+// This file decides from a status and a header whether a response may be shared, and for how long. The functions are
 // pure: now is an argument. In doubt a response is not shared.
 
 // verdict is the decision about one response.
@@ -18,13 +18,13 @@ type verdict struct {
 	why  error // not shared: the reason; failed: a *failure
 
 	// The fields below belong to a shared response.
-	lifetime time.Duration // from the generation of the response
-	age      time.Duration // of the response when it reached this node
-	staleFor time.Duration // after its lifetime
-	open     class         // requests with these credentials may have it as well
+	lifetime time.Duration // counted from the moment when the response was generated
+	age      time.Duration // how old the response was when it reached this node
+	staleFor time.Duration // how long the response may be served stale, after its lifetime
+	open     class         // requests with these credentials may get the response as well
 	strict   bool          // never served stale
 
-	once bool // uncacheable, but the next response to the same request may be shared, whatever its header says
+	once bool // uncacheable because the body is above MaxBody; pass does not extend such a pass mark
 }
 
 type kind uint8
@@ -39,10 +39,10 @@ func notShared(format string, args ...any) verdict {
 	return verdict{why: fmt.Errorf(format, args...)}
 }
 
-// terms are the settings of Config about lifetimes.
+// terms holds the settings of Config that limit lifetimes.
 type terms struct {
-	most     time.Duration // limit of lifetime - age
-	staleFor time.Duration // for a response that does not state its own
+	most     time.Duration // Config.TTL: the upper limit of lifetime - age
+	staleFor time.Duration // Config.StaleFor, for a response without stale-while-revalidate
 }
 
 // cacheable lists the statuses that may be shared if the response says for how long.
@@ -84,7 +84,8 @@ func judge(status int, h http.Header, c class, t terms, now time.Time) verdict {
 	return v
 }
 
-// bound names the field that binds a response to the request that it was made for, whatever its Cache-Control says.
+// bound returns the name of a header field that binds a response to the request that it was made for, whatever
+// Cache-Control says. It returns "" if the response has no such field.
 func bound(h http.Header) string {
 	for _, name := range [...]string{
 		"Set-Cookie", "Set-Cookie2", "Vary", "Content-Encoding", "Content-Range", "Upgrade", "Trailer",
@@ -119,7 +120,8 @@ type cacheControl struct {
 	hasMaxAge, hasSMaxAge, hasSWR bool
 }
 
-// opens returns the credentials for which the response may be shared: RFC 9111, 3.5, and the same caution for cookies.
+// opens returns the credentials for which the response may be shared. The rules are those of RFC 9111, 3.5. Cookies,
+// which the RFC does not mention, need public or s-maxage.
 func (cc *cacheControl) opens() class {
 	switch {
 	case cc.public || cc.hasSMaxAge:
@@ -130,7 +132,8 @@ func (cc *cacheControl) opens() class {
 	return 0
 }
 
-// lifetime returns how long the response is fresh from its generation on, or 0 if the response does not say how long.
+// lifetime returns how long the response is fresh, counted from its generation. It returns 0 if the response does
+// not say how long.
 func (cc *cacheControl) lifetime(h http.Header, now time.Time) time.Duration {
 	switch expires := h["Expires"]; {
 	case cc.hasSMaxAge:
@@ -149,12 +152,12 @@ func (cc *cacheControl) lifetime(h http.Header, now time.Time) time.Duration {
 	return 0
 }
 
-// ageOf returns how old a response already is, by Age or by Date. The larger age counts.
+// ageOf returns how old a response already is. Age and Date may give different ages, and the larger one counts.
 func ageOf(h http.Header, now time.Time) time.Duration {
 	var age time.Duration
 	if values := h["Age"]; len(values) > 0 {
 		first, _, _ := strings.Cut(values[0], ",")
-		age, _ = parseSeconds(strings.TrimSpace(first)) // not a number: 0
+		age, _ = parseSeconds(strings.TrimSpace(first)) // 0 if first is not a number
 	}
 	if date, ok := dateOf(h, now); ok {
 		age = max(age, now.Sub(date).Truncate(time.Second)) // a Date has whole seconds
@@ -162,7 +165,8 @@ func ageOf(h http.Header, now time.Time) time.Duration {
 	return age
 }
 
-// dateOf returns the Date, or now if there is none. It returns false if the Date cannot be parsed.
+// dateOf returns the Date of the response, or now if the response has no Date. It returns false if the Date cannot
+// be parsed.
 func dateOf(h http.Header, now time.Time) (time.Time, bool) {
 	switch values := h["Date"]; len(values) {
 	case 0:

@@ -7,12 +7,12 @@ import (
 )
 
 // passFor is how long requests go straight to the handler after a response that was not to be shared. Each of these
-// requests extends it, so requests for a busy URL of this kind never wait.
+// requests starts this time anew, except after a body above MaxBody (see verdict.once).
 const passFor = 10 * time.Second
 
-// passMarks remembers which responses were not to be shared (hit-for-miss). The table is bounded and needs no lock:
-// there is one slot per hash, and the last writer wins. A pass mark only decides which requests wait for other
-// requests. So a lost mark does no harm. A mark that two keys with the same hash share does no harm either.
+// passMarks remembers which responses were not to be shared (hit-for-miss). The table is bounded and needs no lock,
+// because each hash has one slot and the last writer wins. A pass mark only decides which requests wait for other
+// requests. So a lost mark does no harm, and a hash that two keys share does no harm.
 type passMarks struct {
 	seed  maphash.Seed
 	slots [1 << 12]atomic.Pointer[passMark]
@@ -22,7 +22,7 @@ type passMarks struct {
 type passMark struct {
 	hash  uint64
 	until time.Time
-	once  bool // see verdict
+	once  bool // see verdict.once
 }
 
 func newPassMarks() *passMarks { return &passMarks{seed: maphash.MakeSeed()} }
@@ -52,7 +52,7 @@ func (m *passMarks) drop(key string, c class) {
 }
 
 func (m *passMarks) hash(key string, c class) uint64 {
-	return maphash.String(m.seed, key) + uint64(c) // each class has its own slot; any slot will do
+	return maphash.String(m.seed, key) + uint64(c) // so each class has a slot of its own
 }
 
 func (m *passMarks) slot(hash uint64) *atomic.Pointer[passMark] {

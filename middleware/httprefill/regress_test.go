@@ -19,8 +19,8 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file tests bugs of other HTTP caches that coalesce requests. Tests in other files cover these bugs more
-// precisely:
+// Each test of this file describes a bug of another HTTP cache, and then shows that httprefill does not have the
+// bug. These tests in other files also cover such bugs:
 //
 //	TestNoUserGetsTheResponseOfAnother   go-chi/stampede#7: fields of the leader's response leak to other users;
 //	                                     Varnish: requests for a page that cannot be cached queue one behind the other
@@ -28,9 +28,9 @@ import (
 //	TestFailuresAreSharedAsBareStatus    go-chi/stampede: a 5xx is kept as if it were a page
 //	TestServerHijack                     go-chi/stampede: no Hijacker
 
-// go-chi/stampede makes its key from the path alone, in lower case: ?user=2 gets the body of ?user=1. Method, host and
-// credentials are not in the key either, and the parts of the key are joined without separators. Here requests that
-// differ in one of these things never share a response.
+// go-chi/stampede makes its key from the path alone, in lower case: ?user=2 gets the body of ?user=1. Its key lacks
+// method, host and credentials, and joins its parts without separators. Here requests that differ in the query,
+// method, host, credentials or case of the path must never share a response.
 func TestRegressKeyOfThePathAlone(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		h := cached(t, handlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -66,9 +66,9 @@ func TestRegressKeyOfThePathAlone(t *testing.T) {
 	})
 }
 
-// go-chi/stampede: a client that disconnects turns its page into a 503, which is stored and served to all clients. Here
-// the last client leaves, and the next client still gets the page. One handler obeys its context, and another handler
-// then answers 503.
+// In go-chi/stampede, a client that disconnects turns its page into a 503, which is stored and served to all
+// clients. Here the only client of a run leaves, and the next client must still get the page. The cancelled handler
+// writes nothing in one case, and answers 503 in the other case.
 func TestRegressDisconnectIsCached(t *testing.T) {
 	for _, says503 := range []bool{false, true} {
 		t.Run(fmt.Sprint("the handler says 503: ", says503), func(t *testing.T) {
@@ -98,7 +98,7 @@ func TestRegressDisconnectIsCached(t *testing.T) {
 	}
 }
 
-// writes counts what is written to a store.
+// writes counts the calls of Publish on a store.
 type writes struct {
 	driver.Store
 	n atomic.Int64
@@ -109,8 +109,8 @@ func (s *writes) Publish(ctx context.Context, p driver.PublishRequest) (driver.P
 	return s.Store.Publish(ctx, p)
 }
 
-// go-chi/stampede: each of 50 coalesced requests writes the page to the store, one after the other. Here the page is
-// written once.
+// In go-chi/stampede, each of 50 coalesced requests writes the page to the store, one after the other. Here 50
+// requests must cause one write.
 func TestRegressEachWaiterWrites(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := &site{took: 100 * ms, answer: says("page", "Cache-Control: public, max-age=60")}
@@ -123,8 +123,8 @@ func TestRegressEachWaiterWrites(t *testing.T) {
 	})
 }
 
-// go-chi/stampede#3, #10: if a handler writes nothing, the client gets nothing, or the cache panics. Here the client
-// gets a 200, as with net/http.
+// In go-chi/stampede (#3, #10), if a handler writes nothing, the client gets nothing, or the cache panics. Here the
+// client must get a 200, as with net/http.
 func TestRegressHandlerWritesNothing(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		for _, fields := range [][]string{nil, {"Cache-Control: public, max-age=60"}} {
@@ -146,8 +146,8 @@ func TestRegressHandlerWritesNothing(t *testing.T) {
 	})
 }
 
-// go-chi/stampede: the handler's writer is no Flusher, and http.ResponseController cannot unwrap it. Here a handler can
-// flush while its response is collected, and also once the response streams.
+// In go-chi/stampede, the handler's ResponseWriter is no Flusher, and http.ResponseController cannot unwrap it. Here
+// a handler must be able to flush while its response is collected ("public"), and while it streams ("private").
 func TestRegressWriterIsNoFlusher(t *testing.T) {
 	for _, cc := range []string{"public, max-age=60", "private"} {
 		t.Run(cc, func(t *testing.T) {
@@ -172,8 +172,9 @@ func TestRegressWriterIsNoFlusher(t *testing.T) {
 }
 
 // victorspringer/http-cache uses the result of a shared refresh as a response without a check. If the refresh had no
-// result, all requests that joined it panic. Here a refresh ends in each way that yields no shared response, and the
-// requests that joined the refresh still get an answer. They come when the page is no longer even stale.
+// result, all requests that joined the refresh panic. Here ten requests join a refresh after the stale page has
+// expired. The refresh ends without a response that may be shared, in one of four ways. The ten requests must still
+// get an answer.
 func TestRegressRefreshWithoutAResponse(t *testing.T) {
 	for name, c := range map[string]struct {
 		answer http.HandlerFunc
@@ -198,7 +199,7 @@ func TestRegressRefreshWithoutAResponse(t *testing.T) {
 				}), Config{Config: refill.Config{StaleIfError: -1, LoadTimeout: time.Minute}})
 				ask(h, "GET", "/")
 				time.Sleep(15 * time.Second)
-				ask(h, "GET", "/") // stale: the refresh begins
+				ask(h, "GET", "/") // gets the stale page and begins the refresh
 				time.Sleep(10 * time.Second)
 				for _, w := range all(10, func(int) *httptest.ResponseRecorder { return ask(h, "GET", "/") }) {
 					if w.Code != c.want {
@@ -211,7 +212,8 @@ func TestRegressRefreshWithoutAResponse(t *testing.T) {
 }
 
 // nginx runs its background update as a part of the request that found the page stale. A slow update then holds the
-// connection of that client (nejc.blog). Here one connection carries two more requests while the refresh hangs.
+// connection of that client (nejc.blog). Here a refresh hangs, and the connection of the request that began the
+// refresh must carry two more requests.
 func TestRegressRefreshHoldsTheConnection(t *testing.T) {
 	var runs, reused atomic.Int64
 	refreshing, goOn := make(chan struct{}), make(chan struct{})
@@ -255,7 +257,7 @@ func TestRegressRefreshHoldsTheConnection(t *testing.T) {
 	if err := c.loader.Expire(t.Context(), keysOf(r)...); err != nil {
 		t.Fatal(err)
 	}
-	send() // stale
+	send() // gets the stale page and begins a refresh
 	<-refreshing
 	send()
 	send()
@@ -265,8 +267,9 @@ func TestRegressRefreshHoldsTheConnection(t *testing.T) {
 	}
 }
 
-// go-zero, bool64/cache and other libraries give their waiters neither a value nor an error. Over HTTP that is an empty
-// 200. Here a run that an Invalidate overtakes still answers all requests that wait for it.
+// go-zero, bool64/cache and other libraries may give their waiters neither a value nor an error. Over HTTP that is
+// an empty 200. Here Invalidate is called 20 times during runs of the handler. All 100 requests must still get the
+// page.
 func TestRegressEmptyAnswerAfterInvalidate(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := &site{took: 100 * ms, answer: says("page", "Cache-Control: public, max-age=60")}

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// This file reads what a request says: whether it may be answered from the cache, for whom, under which key, and what
-// the handler gets when it runs for all clients.
+// This file decides from a request whether the cache may answer it, with which credentials it came, and which key it
+// has. fillRequest makes the request that the handler gets when the response may be for all clients.
 
 // class is the set of credentials that came with a request.
 type class uint8
@@ -32,8 +32,8 @@ func classOf(r *http.Request) class {
 	return c
 }
 
-// bypassFields lists the fields of requests that only the handler can answer. Such a request wants a part, a stream or
-// another protocol, states a condition that does not save a transfer, or claims to be a different request.
+// bypassFields lists the fields of requests that only the handler can answer. Such a request wants a part of the
+// response or another protocol, states a condition that protects a write, or claims to be a different request.
 var bypassFields = [...]string{
 	"Range", "Upgrade", "Expect", "If-Match", "If-Unmodified-Since",
 	"X-Original-Url", "X-Rewrite-Url", "X-Http-Method", "X-Http-Method-Override", "X-Method-Override",
@@ -57,8 +57,8 @@ func eligible(r *http.Request) bool {
 	return true
 }
 
-// Handlers behind a proxy make URLs from these fields, so these fields are part of the key. Otherwise a client that
-// sends such a field would poison the page for all clients.
+// Handlers behind a proxy make URLs from the header fields below, so these fields are part of the key. Otherwise a
+// client that sends such a field would poison the page for all clients.
 const (
 	forwardedHost   = "X-Forwarded-Host"
 	forwardedProto  = "X-Forwarded-Proto"
@@ -74,8 +74,8 @@ func keyOf(r *http.Request) string {
 	return key(scheme, strings.Join(r.Header[forwardedProto], "\n"), r)
 }
 
-// keysOf lists the keys that a response to r may have, with and without TLS, where the TLS ends at this server or at a
-// proxy.
+// keysOf lists the keys that a response to r may have. The key depends on where TLS ends: at this server, at a proxy,
+// or nowhere.
 func keysOf(r *http.Request) []string {
 	protos := []string{"", "http", "https"}
 	if sent := strings.Join(r.Header[forwardedProto], "\n"); sent != "" && sent != "http" && sent != "https" {
@@ -88,12 +88,12 @@ func keysOf(r *http.Request) []string {
 	return keys
 }
 
-// maxKey is the longest key that is used as it is, in bytes.
+// maxKey is the length, in bytes, of the longest key that is not cut.
 const maxKey = 250
 
 // key joins everything that the response to r may depend on: "http 11.5.4 example.com/path?a=1". The numbers are the
-// lengths of the parts that follow, so that different requests have different keys. Empty parts at the end are left
-// out.
+// lengths of the parts that follow them, so that different requests have different keys. Empty parts at the end are
+// left out.
 //
 // A long key is cut, and ends in the SHA-256 of the whole key. A cut key is longer than any key that is not cut, so no
 // client can ask for another URL with the same key.
@@ -135,9 +135,9 @@ func key(scheme, proto string, r *http.Request) string {
 	return string(b[:maxKey-hash]) + "#" + hex.EncodeToString(sum[:])
 }
 
-// rewrittenFrom returns the path and query that the client asked for, if the URL was rewritten on its way to this
-// middleware. Two handlers behind two StripPrefix see the same URL, but must not get each other's responses. So the
-// key holds the path that the client asked for.
+// rewrittenFrom returns the path and query that the client asked for, if another handler rewrote the URL before this
+// middleware. Otherwise it returns "". Two handlers behind two StripPrefix see the same URL, but must not get each
+// other's responses. So the key holds the path that the client asked for.
 func rewrittenFrom(r *http.Request, path, query string) string {
 	if rest, ok := strings.CutPrefix(r.RequestURI, path); r.RequestURI == "" || ok && rest == query {
 		return ""
@@ -146,7 +146,7 @@ func rewrittenFrom(r *http.Request, path, query string) string {
 	if err != nil {
 		return r.RequestURI
 	}
-	// The target has the absolute form, or is not spelled as Go spells it. The URL was not rewritten.
+	// Here the request target has the absolute form, or another spelling than Go gives it. No handler rewrote the URL.
 	if asked.EscapedPath() == r.URL.EscapedPath() && asked.RawQuery == r.URL.RawQuery &&
 		asked.ForceQuery == r.URL.ForceQuery {
 		return ""
@@ -154,11 +154,11 @@ func rewrittenFrom(r *http.Request, path, query string) string {
 	return asked.RequestURI()
 }
 
-// fillRequest returns what the handler gets when its response may be for all clients: r as a plain GET. A condition
-// would make the handler answer 304 to clients that have nothing yet. A URL in absolute form would let the client
-// choose a scheme and a host that are not in the key.
+// fillRequest returns the request that the handler gets when its response may be for all clients: r as a plain GET.
+// A condition would make the handler answer 304 to clients that have nothing yet. A URL in absolute form would let
+// the client choose a scheme and a host that are not in the key.
 //
-// The copy is made before r is answered, because a refresh runs after that, when r must no longer be used.
+// The copy is made before r is answered. A background refresh runs after the answer, when r must no longer be used.
 func fillRequest(r *http.Request) *http.Request {
 	fill := r.Clone(r.Context())
 	fill.Body = http.NoBody

@@ -12,23 +12,23 @@ import (
 )
 
 // response is the value that the Loader keeps: a complete response that may be shared, or the fact that the response
-// is uncacheable. Requests share the value, so it is never changed.
+// is uncacheable. Requests share a response, so no code changes it.
 type response struct {
-	uncacheable bool // belongs to the one request that it was made for; never stored
+	uncacheable bool // the response belongs to the one request that it was made for; never stored
 
-	open     class // requests with these credentials may have it as well
+	open     class // requests with these credentials may get the response as well
 	strict   bool  // never served stale
 	born     time.Time
 	took     time.Duration // from born until the response was complete
-	lifetime time.Duration // from born
+	lifetime time.Duration // counted from born
 	status   int
 	header   http.Header
 	body     []byte
 }
 
-// serves reports whether a request of class c that came at that moment may have p now. The Loader judges the age of p,
-// but the Loader does not know that a strict response must not be served in place of an error. A request that waited
-// for p may have p, however long the wait took.
+// serves reports whether a request of class c that came at the moment came may get p now. The Loader judges the age
+// of p, but the Loader does not know that a strict response must not be served in place of an error. A request that
+// waited for p may get p, however long the wait took.
 func (p *response) serves(c class, came, now time.Time) bool {
 	if p.uncacheable || c&^p.open != 0 {
 		return false
@@ -36,7 +36,8 @@ func (p *response) serves(c class, came, now time.Time) bool {
 	return !p.strict || p.age(now) < p.lifetime || !p.born.Add(p.took).Before(came)
 }
 
-// age is never negative, although the node that stored p may have a clock ahead of this node's clock.
+// age returns the age of p. The result is never negative, although the node that stored p may have a clock ahead of
+// this node's clock.
 func (p *response) age(now time.Time) time.Duration { return max(0, now.Sub(p.born)) }
 
 // write answers r with p. own is true if the handler ran for r.
@@ -91,7 +92,8 @@ func notModified(request http.Header, p *response) bool {
 	return ok && ok2 && !is.After(has)
 }
 
-// matches compares a list of entity tags with tag, weakly. A tag may contain commas, so the list is not split.
+// matches reports whether a list of entity tags contains tag, by weak comparison. An entity tag may contain commas, so
+// matches does not split the list.
 func matches(list, tag string) bool {
 	tag = strings.TrimPrefix(tag, "W/")
 	if strings.TrimSpace(list) == "*" {
@@ -121,9 +123,9 @@ func bodyAllowed(status int) bool {
 	return status != http.StatusNoContent && status != http.StatusNotModified
 }
 
-// overlay puts the fields of from into h, in place of the fields that an outer middleware has set there. A handler
-// that writes straight to h would also replace those fields. Set-Cookie and Vary are not replaced: their values are
-// added to the values that h had at first (before).
+// overlay puts the fields of from into h, in place of the fields that an outer middleware has set in h. A handler
+// that writes straight to h would also replace those fields. Set-Cookie and Vary are not replaced. Their values are
+// added to those in before, the fields that h had at first.
 func overlay(h, before, from http.Header) {
 	for name, values := range from {
 		if name == "Set-Cookie" || name == "Vary" {
@@ -134,7 +136,7 @@ func overlay(h, before, from http.Header) {
 }
 
 // storable returns a copy of h that may be stored and sent to other clients. The copy lacks the fields that concern
-// one connection, and the fields that are made anew for each request.
+// one connection, and the fields that write sets for each answer.
 func storable(h http.Header, now time.Time) http.Header {
 	h = h.Clone()
 	for _, line := range h["Connection"] {
@@ -154,7 +156,8 @@ func storable(h http.Header, now time.Time) http.Header {
 	return h
 }
 
-// codec is the encoding of responses, version 1. Numbers are uvarints; strings have their length in front:
+// codec is the encoding of responses, version 1. A field is a uvarint, or has the given number of bytes. The length of
+// a string precedes the string:
 //
 //	1 version · 1 flags (1 strict, 2 cookie, 4 authorization) · 8 born in µs since 1970, big-endian · took in µs ·
 //	lifetime in µs · status · number of fields, then each, by name in ascending order: name · number of values, then
@@ -208,8 +211,8 @@ func (p *response) flags() (f byte) {
 	return f
 }
 
-// Unmarshal decodes the bytes that Marshal made. It refuses all other bytes, and the Loader treats the refused record
-// as a miss.
+// Unmarshal decodes the bytes that Marshal made. Unmarshal refuses all other bytes, and the Loader treats a refused
+// record as a miss.
 func (codec) Unmarshal(data []byte, pointer any) error {
 	target, ok := pointer.(**response)
 	if !ok {
@@ -249,7 +252,7 @@ func appendString[S string | []byte](b []byte, s S) []byte {
 	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
 }
 
-// decoder reads parts from the front of rest. Past the end, or at a number out of bounds, the decoder becomes bad; it
+// decoder reads parts from the front of rest. Past the end, or at a number out of bounds, the decoder sets bad. It
 // does not panic.
 type decoder struct {
 	rest []byte
@@ -292,8 +295,8 @@ func (d *decoder) uvarint(most uint64) uint64 {
 
 func (d *decoder) bytes() []byte { return d.take(d.uvarint(uint64(len(d.rest)))) }
 
-// count reads how many parts follow. Each part takes at least one byte. So a number above the bytes that are left is
-// refused, and never reserves memory.
+// count reads how many parts follow. Each part takes at least one byte. So count refuses a number above the number of
+// bytes left, before the caller reserves memory for that number.
 func (d *decoder) count() int { return int(d.uvarint(uint64(len(d.rest)))) }
 
 func (d *decoder) header() http.Header {
@@ -306,7 +309,7 @@ func (d *decoder) header() http.Header {
 			d.bad = true
 		}
 		last = name
-		var values []string // stays nil if the field has no value: a handler suppresses a field that way
+		var values []string // stays nil for a field without values: a handler suppresses a field with nil
 		for range d.count() {
 			values = append(values, string(d.bytes()))
 		}

@@ -23,7 +23,8 @@ func sample() *response {
 	}
 }
 
-// Two releases share one store: bytes that were written once must stay readable, or the version must change.
+// Two releases may share one store, so each release must read what the other has written. The bytes of a response
+// must stay the same as long as the version does.
 func TestEncodingDoesNotChange(t *testing.T) {
 	b, err := codec{}.Marshal(sample())
 	if err != nil {
@@ -153,7 +154,7 @@ func FuzzJudge(f *testing.F) {
 	})
 }
 
-// Two different requests have different keys, whatever their parts contain.
+// Two different requests must have different keys, whatever their host, path and query contain.
 func FuzzKey(f *testing.F) {
 	f.Add("a.example", "/b", "c=1", "a.example/", "b", "c=1")
 	f.Add("a", "/", "", "a/", "", "?")
@@ -210,7 +211,8 @@ func TestRequestsWithABodyBypassTheCache(t *testing.T) {
 	}
 }
 
-// This middleware around a reverse proxy.
+// The middleware wraps a reverse proxy. A page that the origin sends in chunks must be shared, and a body that is
+// cut short must end in an error or a 502.
 func TestServerAroundAProxy(t *testing.T) {
 	var runs atomic.Int64
 	origin := httptest.NewServer(handlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -17,9 +17,9 @@ import (
 )
 
 // run is one run of the handler whose response may turn out to be shared. The handler writes to the run from a
-// goroutine of its own. At first the run collects the response. Then the response is either complete or handed over.
-// After the hand-over, the request that the run began for (its owner) carries out every call of the handler, on the
-// owner's goroutine. A ResponseWriter must not be used on any other goroutine, nor after its request was answered.
+// goroutine of its own. At first the run collects the response. Then the run is either complete or handed over to
+// its owner, the request that it began for. After the hand-over, the owner's goroutine carries out every call that
+// the handler makes. A ResponseWriter must not be used on any other goroutine, nor after its request was answered.
 //
 //	handler     Write ── Write ── Write ─┐ waits ──────── Write ─┐ ─── returns
 //	run         collecting ── too large: handed over        │    │       ended
@@ -27,17 +27,17 @@ import (
 //	owner       waits for the load ─────────┴─ serve: header, what was collected, each Write … returns
 type run struct {
 	begun   time.Time
-	owner   context.Context // ends when the owner was answered, or when the owner's client has left
-	class   class           // of the owner
-	ctx     context.Context // the handler's
+	owner   context.Context // ends when the owner is answered, or when the owner's client leaves
+	class   class           // the owner's credentials
+	ctx     context.Context // the context of the handler
 	cancel  context.CancelFunc
 	terms   terms
 	maxBody int
-	learn   func(verdict) // see remember
+	learn   func(verdict) // sets a pass mark, see remember
 
 	decided chan struct{}      // closed as soon as phase is no longer collecting
 	calls   chan func(*outlet) // from the handler to the owner, once handed over
-	carried chan struct{}      // answers each call
+	carried chan struct{}      // gets a value when the owner has carried out a call
 	ended   chan struct{}      // closed when the handler has returned
 
 	// These belong to the handler's goroutine. The owner reads header once ended is closed.
@@ -46,11 +46,11 @@ type run struct {
 
 	mu       sync.Mutex // guards the fields below
 	phase    phase
-	verdict  verdict     // by the part of the header that is known; fixed when decided is closed
-	status   int         // 0 until the status is collected; stays 0 if the run was handed over before
-	sent     http.Header // header when status was collected
+	verdict  verdict     // judged by the known part of the header; does not change after decided is closed
+	status   int         // 0 until the status is collected; stays 0 if the run is handed over before that
+	sent     http.Header // a copy of header from the moment when the status was collected
 	body     []byte
-	took     time.Duration // until the response was complete
+	took     time.Duration // from begun until the response was complete
 	flushed  bool          // the handler asked for a flush while the response was collected
 	panicked any
 	deadline [2]*time.Time // set by the handler for its connection: read, write
@@ -70,8 +70,8 @@ var (
 	errOver = errors.New("httprefill: the handler has returned")
 )
 
-// handle runs the handler. r belongs to the handler alone. handle needs a goroutine of its own, because nothing that
-// the handler does may harm the requests that wait for the result.
+// handle runs the handler. r belongs to the handler alone. The caller starts handle on a goroutine of its own, so
+// that a panic or Goexit of the handler does not harm the requests that wait for the result.
 func (u *run) handle(next http.Handler, r *http.Request) {
 	defer u.cancel()
 	defer close(u.ended)
@@ -87,7 +87,7 @@ func (u *run) handle(next http.Handler, r *http.Request) {
 	returned = true
 }
 
-// finish decides what became of the response, after the handler has ended.
+// finish settles the run after the handler has ended. p is what the handler panicked with, or nil.
 func (u *run) finish(p any) {
 	if p == nil && !u.wrote {
 		u.WriteHeader(http.StatusOK)
@@ -113,24 +113,26 @@ func (u *run) finish(p any) {
 	}
 }
 
-// settle ends the collecting. The caller holds u.mu.
+// settle ends the phase collecting, with p as the next phase and v as the verdict. The caller holds u.mu.
 func (u *run) settle(p phase, v verdict) {
 	u.phase, u.verdict = p, v
 	if p == handedOver {
-		context.AfterFunc(u.owner, u.cancel) // runs at once if the owner has gone
+		context.AfterFunc(u.owner, u.cancel) // calls u.cancel at once if the owner has gone
 	}
 	u.remember(v)
 	close(u.decided)
 }
 
-// remember records that the response is not shared. The response of a cancelled handler is no evidence of that.
+// remember sets a pass mark if the response is uncacheable. The response of a cancelled handler is no evidence, so
+// remember ignores it.
 func (u *run) remember(v verdict) {
 	if v.kind == uncacheable && u.ctx.Err() == nil {
 		u.learn(v)
 	}
 }
 
-// handOver ends the collecting from outside of the handler, or before there is a status.
+// handOver hands the run over if the run is still collecting. Callers use handOver outside of the handler's
+// goroutine, or before the handler has set a status.
 func (u *run) handOver(v verdict) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -149,7 +151,7 @@ func (u *run) whole() bool {
 	return declared < 0 || declared == int64(len(u.body)) || !bodyAllowed(u.status)
 }
 
-// declared returns the Content-Length, negative if there is none.
+// declared returns the Content-Length, or -1 if the header has no valid Content-Length.
 func (u *run) declared() int64 {
 	values := u.sent["Content-Length"]
 	if len(values) == 0 {
@@ -175,7 +177,7 @@ func (u *run) trailers() bool {
 func (u *run) response() *response {
 	v := u.verdict
 	h := storable(u.sent, u.begun)
-	if _, set := h["Content-Type"]; !set && len(u.body) > 0 { // as the server would
+	if _, set := h["Content-Type"]; !set && len(u.body) > 0 { // as net/http's server does
 		h.Set("Content-Type", http.DetectContentType(u.body))
 	}
 	return &response{
@@ -209,19 +211,19 @@ func (u *run) interim(status int) {
 		return
 	}
 	if status == http.StatusSwitchingProtocols {
-		u.wrote = true // this status is final
+		u.wrote = true // no other status follows 101
 	}
 	sent := u.header.Clone()
 	_ = u.do(func(o *outlet) { o.writeHeader(status, sent) })
 }
 
-// collect takes the status, unless the run was handed over.
+// collect keeps the status and the header, and judges them. It returns false if the run was handed over before.
 func (u *run) collect(status int, sent http.Header) bool {
 	v := judge(status, sent, u.class, u.terms, time.Now())
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.phase != collecting {
-		u.remember(v) // this run is already handed over; the next requests use the verdict
+		u.remember(v) // too late for this run; the next requests use the verdict
 		return false
 	}
 	u.status, u.sent, u.verdict = status, sent, v
@@ -276,8 +278,8 @@ func (u *run) collectBody(p []byte) (taken bool, err error) {
 	return true, nil
 }
 
-// FlushError flushes what was written, once it is known that the response goes to one client only. Before that there
-// is no client to flush to, because a response that may be shared is sent only when it is complete.
+// FlushError flushes what the handler wrote, if the run was handed over. Before the hand-over FlushError only notes
+// that the handler asked for a flush, because a response that may be shared is sent only when it is complete.
 func (u *run) FlushError() (err error) {
 	if !u.wrote {
 		u.WriteHeader(http.StatusOK)
@@ -291,7 +293,7 @@ func (u *run) FlushError() (err error) {
 // Flush implements http.Flusher.
 func (u *run) Flush() { _ = u.FlushError() }
 
-// Hijack hands the run over: the handler wants the connection of the request that it sees.
+// Hijack hands the run over, because the handler wants the connection of the request that it sees.
 func (u *run) Hijack() (conn net.Conn, buffered *bufio.ReadWriter, err error) {
 	u.handOver(notShared("hijacked"))
 	err = u.ask(func(rc *http.ResponseController) (err error) {
@@ -322,10 +324,10 @@ func setDeadline(rc *http.ResponseController, which int, t time.Time) error {
 	return rc.SetWriteDeadline(t)
 }
 
-// EnableFullDuplex does nothing: there is no request body.
+// EnableFullDuplex does nothing, because the request has no body.
 func (u *run) EnableFullDuplex() error { return nil }
 
-// ask makes a call on the owner's connection. Before the hand-over, ask does nothing.
+// ask makes a call on the owner's ResponseController. Before the hand-over, ask does nothing.
 func (u *run) ask(call func(*http.ResponseController) error) (err error) {
 	if !u.is(handedOver) {
 		return nil
@@ -336,18 +338,19 @@ func (u *run) ask(call func(*http.ResponseController) error) (err error) {
 	return err
 }
 
-// is reports whether the run is in this phase.
+// is reports whether the run is in phase p.
 func (u *run) is(p phase) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.phase == p
 }
 
-// do makes the owner carry out a call of the handler, and returns when that is done.
+// do makes the owner carry out a call of the handler, and returns when the owner has done so. If the owner has gone,
+// do returns errGone.
 func (u *run) do(call func(*outlet)) error {
 	select {
 	case u.calls <- call:
-		<-u.carried // also when the call panicked
+		<-u.carried // carry sends to carried even if the call panicked
 		return nil
 	case <-u.owner.Done():
 		return errGone
@@ -369,8 +372,9 @@ func (o *outlet) writeHeader(status int, sent http.Header) {
 	o.w.WriteHeader(status)
 }
 
-// serve answers the owner with a run that was handed over. A panic of the handler continues here, where the server or
-// an outer middleware expects it.
+// serve answers the owner from a run that was handed over. serve carries out the calls of the handler until the handler
+// has returned. A panic of the handler continues on this goroutine, where the server or an outer middleware expects the
+// panic.
 func (u *run) serve(w http.ResponseWriter) {
 	o := &outlet{w: w, before: maps.Clone(w.Header())}
 	u.begin(o)
@@ -380,7 +384,7 @@ func (u *run) serve(w http.ResponseWriter) {
 			u.carry(call, o)
 		case <-u.ended:
 			if u.wrote {
-				overlay(w.Header(), o.before, u.header) // for trailers: the other header fields have been sent
+				overlay(w.Header(), o.before, u.header) // sets the trailers; the header fields have been sent
 			}
 			if u.panicked != nil {
 				panic(u.panicked)
@@ -390,7 +394,7 @@ func (u *run) serve(w http.ResponseWriter) {
 	}
 }
 
-// begin sends what was collected.
+// begin sends what the run collected before the hand-over.
 func (u *run) begin(o *outlet) {
 	u.mu.Lock()
 	status, sent, body, flushed, deadline := u.status, u.sent, u.body, u.flushed, u.deadline
@@ -398,7 +402,7 @@ func (u *run) begin(o *outlet) {
 	rc := http.NewResponseController(o.w)
 	for which, t := range deadline {
 		if t != nil {
-			_ = setDeadline(rc, which, *t) // the handler already got nil, as most writers return
+			_ = setDeadline(rc, which, *t) // the handler can no longer get this error: its call returned nil
 		}
 	}
 	if status != 0 {

@@ -45,8 +45,8 @@ type visit struct {
 	class class
 	came  time.Time
 
-	owner  context.Context // ends like run.owner, see there
-	fill   *http.Request   // what the handler gets when it runs for all clients
+	owner  context.Context // see run.owner
+	fill   *http.Request   // what the handler gets when its response may be for all clients
 	latest atomic.Pointer[run]
 }
 
@@ -57,9 +57,9 @@ func (v *visit) get() {
 	defer leave()
 	v.fill = fillRequest(v.r)
 	p, err := v.cache.loader.GetWith(v.owner, v.key, v.load)
-	own := v.latest.Load() // the last run that began for this request, if any
+	own := v.latest.Load() // the last run that began for this request, or nil
 	if own != nil && err != nil && v.r.Context().Err() == nil {
-		own.handOver(verdict{kind: failed, why: err}) // after LoadTimeout or Close, load may not have done so yet
+		own.handOver(verdict{kind: failed, why: err}) // after LoadTimeout or Close, load may not have handed the run over yet
 	}
 	switch {
 	case err == nil && p.serves(v.class, v.came, time.Now()):
@@ -70,20 +70,20 @@ func (v *visit) get() {
 		own.serve(v.w)
 	case own != nil && own.is(broken):
 		<-own.ended
-		panic(own.panicked) // as without this middleware: the server, or an outer middleware, expects it here
+		panic(own.panicked) // the server, or an outer middleware, expects the panic on this goroutine
 	case err != nil:
 		v.fail(err)
 	default:
 		if !p.uncacheable {
-			v.cache.passMarks.set(v.key, v.class, false) // there is a response, but not for this class of requests
+			v.cache.passMarks.set(v.key, v.class, false) // the response p is not for requests of this class
 		}
 		v.next.ServeHTTP(v.w, v.r)
 	}
 }
 
-// load runs the handler. load returns as soon as it is known whether the response is shared, so that no request waits
-// for a response that this request cannot have. The handler may continue to run for its owner. A background refresh
-// also calls load. In a refresh the owner was answered before.
+// load runs the handler. load returns as soon as it is known whether the response is shared, so that no request
+// waits for a response that this request cannot have. The handler may continue to run for its owner. A background
+// refresh also calls load. At that time the owner has already been answered.
 func (v *visit) load(ctx context.Context, key string) (*response, error) {
 	c := v.cache
 	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -98,7 +98,7 @@ func (v *visit) load(ctx context.Context, key string) (*response, error) {
 	go u.handle(v.next, v.fill.Clone(own))
 	select {
 	case <-u.decided:
-	case <-ctx.Done(): // LoadTimeout, or all waiters have left: the run goes to its owner, if it is still there
+	case <-ctx.Done(): // LoadTimeout, or all waiters have left: the run goes to its owner
 		u.handOver(verdict{kind: failed, why: context.Cause(ctx)})
 	}
 	fill := refill.FillFrom(ctx)
@@ -107,7 +107,7 @@ func (v *visit) load(ctx context.Context, key string) (*response, error) {
 		return nil, d.why
 	case uncacheable:
 		fill.NoStore()
-		fill.SetTTL(0) // a pass mark remembers this response, only for this class of requests
+		fill.SetTTL(0) // a pass mark remembers the no-store, for this class of requests only
 		return &response{uncacheable: true}, nil
 	default:
 		fill.SetTTL(d.lifetime - d.age)
@@ -116,8 +116,8 @@ func (v *visit) load(ctx context.Context, key string) (*response, error) {
 	}
 }
 
-// head answers a HEAD with what a GET has stored. head never runs the handler for a GET, because the response to a GET
-// may never end.
+// head answers a HEAD with the response that a GET has stored. head never runs the handler for a GET, because the
+// response to a GET may never end.
 func (v *visit) head() {
 	if found, ok := v.cache.loader.Peek(v.r.Context(), v.key); ok && found.Value.serves(v.class, v.came, time.Now()) {
 		found.Value.write(v.w, v.r, false)
@@ -126,9 +126,9 @@ func (v *visit) head() {
 	v.next.ServeHTTP(v.w, v.r)
 }
 
-// pass lets the handler answer, and then judges the header of that response. If the response is also not to be shared,
-// pass extends the pass mark, so the next requests do not wait to find that out. If the response could be shared, the
-// next request fills the cache.
+// pass lets the handler answer a request whose key and class have the pass mark m. Then pass judges the header of the
+// answer. If the answer is not to be shared, pass extends the mark, so that the next requests do not wait for each
+// other. If the answer could be shared, pass drops the mark, and the next request fills the cache.
 func (v *visit) pass(m *passMark) {
 	before := maps.Clone(v.w.Header())
 	v.next.ServeHTTP(v.w, v.r)
@@ -144,8 +144,8 @@ func (v *visit) pass(m *passMark) {
 	v.cache.passMarks.set(v.key, v.class, false)
 }
 
-// added returns the fields of after that before lacks. The handler has set these fields; an outer middleware has set
-// those of before.
+// added returns the header fields and values that are in after but not in before. The handler has set the returned
+// fields. An outer middleware has set the fields in before.
 func added(before, after http.Header) http.Header {
 	h := make(http.Header, len(after))
 	for name, values := range after {
@@ -179,7 +179,7 @@ func (v *visit) fail(err error) {
 	case errors.Is(err, context.DeadlineExceeded):
 		answerBare(v.w, http.StatusGatewayTimeout, 0)
 	default:
-		// The client has left. If an outer middleware still reads the response, it must not see an empty 200.
+		// The client has left. An outer middleware may still read the response, and must not see an empty 200.
 		answerBare(v.w, http.StatusServiceUnavailable, 0)
 	}
 }

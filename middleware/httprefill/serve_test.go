@@ -36,8 +36,8 @@ func all(n int, send func(i int) *httptest.ResponseRecorder) []*httptest.Respons
 	return answers
 }
 
-// A load that takes longer than the response lives is still one load, also if must-revalidate forbids stale responses:
-// the requests that waited for the response get it.
+// A run of the handler takes longer than the lifetime of its response, and must-revalidate forbids stale responses.
+// The handler must still run only once, and all requests that waited must get the response.
 func TestALoadLongerThanTheLifetimeIsOne(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := &site{took: 3 * time.Second, answer: says("page", "Cache-Control: public, max-age=1, must-revalidate")}
@@ -55,8 +55,9 @@ func TestALoadLongerThanTheLifetimeIsOne(t *testing.T) {
 	})
 }
 
-// The handler is slower than LoadTimeout. The request that it runs for is answered as without a cache. The other
-// requests wait no longer than LoadTimeout. Once the header is known, no request waits.
+// The handler is slower than LoadTimeout. The request that the handler runs for must get the handler's answer. The
+// other requests must get a 504 at LoadTimeout. After the handler has sent its private header, later requests must not
+// wait for each other.
 func TestSlowerThanLoadTimeout(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := &site{took: 30 * time.Second, answer: says("report", "Cache-Control: private")}
@@ -86,8 +87,8 @@ func TestSlowerThanLoadTimeout(t *testing.T) {
 	})
 }
 
-// While a page is not to be shared, no request waits to find that out again. When the page becomes shareable, it is
-// cached at once.
+// While a page is private, its requests must run the handler in parallel. Once the page may be shared, the next
+// request must fill the cache.
 func TestPassMarks(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var open atomic.Bool
@@ -101,11 +102,11 @@ func TestPassMarks(t *testing.T) {
 		}
 		inner := cached(t, s, Config{})
 		h := handlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("Vary", "Origin") // set by an outer middleware: it does not count
+			w.Header().Set("Vary", "Origin") // a field of an outer middleware must not count
 			inner.ServeHTTP(w, r)
 		})
 		ask(h, "GET", "/")
-		for range 10 { // for longer than a pass mark lasts
+		for range 10 { // in total longer than a pass mark lasts
 			s.most.Store(0)
 			all(3, func(int) *httptest.ResponseRecorder { return ask(h, "GET", "/") })
 			if n := s.most.Load(); n != 3 {
@@ -114,7 +115,7 @@ func TestPassMarks(t *testing.T) {
 			time.Sleep(8 * time.Second)
 		}
 		open.Store(true)
-		ask(h, "GET", "/") // this one still goes straight to the handler; its header shows the change
+		ask(h, "GET", "/") // goes straight to the handler; the answer's header drops the pass mark
 		n := s.runs.Load()
 		all(5, func(int) *httptest.ResponseRecorder { return ask(h, "GET", "/") })
 		if got := s.runs.Load() - n; got != 1 {
@@ -134,7 +135,8 @@ func TestPassMarks(t *testing.T) {
 	})
 }
 
-// The pages of a site are private for logged-in users, and shared for all others.
+// The pages of a site are private for users with a cookie, and shared for clients without a cookie. A user must get
+// only pages made for that user. A private refresh must cost the clients without a cookie one run at most.
 func TestLoggedInAndAnonymous(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := &site{took: 10 * ms}
@@ -164,7 +166,7 @@ func TestLoggedInAndAnonymous(t *testing.T) {
 		burst(false)
 		burst(true)
 		time.Sleep(20 * time.Second) // stale now
-		burst(true)                  // the refresh that one of these begins is private
+		burst(true)                  // one of these requests begins a refresh, which is private
 		n := s.runs.Load()
 		burst(false)
 		time.Sleep(time.Second)
@@ -177,7 +179,8 @@ func TestLoggedInAndAnonymous(t *testing.T) {
 	})
 }
 
-// A background refresh that turns out private is given to no client, and its handler gets an error.
+// A background refresh turns out private. No client may get its response, and the handler's Write must return an
+// error.
 func TestAPrivateRefreshIsDropped(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		gone := make(chan error, 1)
@@ -204,7 +207,8 @@ func TestAPrivateRefreshIsDropped(t *testing.T) {
 	})
 }
 
-// A failure of a request with credentials may be specific to them, so no other request gets it.
+// A request with credentials fails. Its failure may be specific to these credentials, so the requests that waited
+// must run the handler themselves.
 func TestAPersonalFailureIsNotShared(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := &site{took: 100 * ms}
@@ -232,18 +236,21 @@ func TestAPersonalFailureIsNotShared(t *testing.T) {
 	})
 }
 
-// Other nodes learn of a failure from its text.
+// The loads of the nodes a and b fail with 502, one after the other. Node c has waited for both loads. Node c must read
+// the status from the failure's text and answer 502, without a run of its handler.
 func TestFailureOnAnotherNode(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := &site{took: 100 * ms, answer: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(502) }}
 		cfg := Config{Config: refill.Config{Shared: memory.New()}}
-		a, b := cached(t, s, cfg), cached(t, s, cfg)
+		a, b, c := cached(t, s, cfg), cached(t, s, cfg), cached(t, s, cfg)
 		go ask(a, "GET", "/")
 		synctest.Wait()
-		if w := ask(b, "GET", "/"); w.Code != 502 || w.Header().Get("Retry-After") != "1" {
+		go ask(b, "GET", "/")
+		time.Sleep(150 * ms) // b runs
+		if w := ask(c, "GET", "/"); w.Code != 502 || w.Header().Get("Retry-After") != "1" {
 			t.Errorf("%d %v", w.Code, w.Header())
 		}
-		if n := s.runs.Load(); n != 1 {
+		if n := s.runs.Load(); n != 2 {
 			t.Errorf("%d runs", n)
 		}
 	})
@@ -273,7 +280,7 @@ func TestGoexitIsAnAbort(t *testing.T) {
 	})
 }
 
-// A panic concerns only its page: all other pages work, and this one works again after ErrorTTL.
+// A handler panics once. Another page must work at once, and the page that panicked must work again after ErrorTTL.
 func TestAPanicHarmsNoOtherPage(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := &site{}
@@ -312,7 +319,8 @@ func TestAPanicHarmsNoOtherPage(t *testing.T) {
 	})
 }
 
-// A field that an outer middleware has set is neither lost nor stored.
+// An outer middleware sets header fields before the cache answers. These fields must reach the client and must not
+// be stored.
 func TestOuterHeader(t *testing.T) {
 	for _, cc := range []string{"private", "public, max-age=60"} {
 		t.Run(cc, func(t *testing.T) {
@@ -366,8 +374,8 @@ func TestStoredHeader(t *testing.T) {
 	})
 }
 
-// When the context of a request ends, its client must not see the empty 200 of a handler that returned without an
-// answer.
+// The context of a request ends while the handler runs, and the handler returns without an answer. The client must
+// get 504 after a deadline and 503 after a cancel, not an empty 200.
 func TestContextOfTheRequestEnds(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := &site{took: 5 * time.Second, answer: says("page", "Cache-Control: max-age=60")}
@@ -389,7 +397,7 @@ func TestContextOfTheRequestEnds(t *testing.T) {
 	})
 }
 
-// silentStore is a store that does not answer.
+// silentStore is a store whose Get and Acquire fail.
 type silentStore struct{ driver.Store }
 
 var errNoAnswer = errors.New("no answer")
@@ -418,7 +426,7 @@ func TestOverload(t *testing.T) {
 	})
 }
 
-// Two handlers behind two StripPrefix see the same URL.
+// Two handlers behind two StripPrefix see the same URL. Each must get its own responses.
 func TestRewrittenURLsHaveKeysOfTheirOwn(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		c, err := New(Config{})
@@ -441,7 +449,7 @@ func TestRewrittenURLsHaveKeysOfTheirOwn(t *testing.T) {
 	})
 }
 
-// The absolute form of a target shares its key with the usual form, so the handler must not see what it adds.
+// A request target in absolute form has the same key as the usual form. So the handler must see the usual form.
 func TestAbsoluteForm(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		h := cached(t, handlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -450,7 +458,7 @@ func TestAbsoluteForm(t *testing.T) {
 		}), Config{})
 		for _, url := range []string{"http://a.example/p?x=%2F", "https://a.example/p?x=%2F"} {
 			r := httptest.NewRequest("GET", url, nil)
-			r.TLS = nil // the client says https, but does not speak it
+			r.TLS = nil // the URL says https, but the connection has no TLS
 			w := httptest.NewRecorder()
 			h.ServeHTTP(w, r)
 			if got, want := w.Body.String(), "a.example /p?x=%2F /p?x=%2F"; got != want {
@@ -479,8 +487,8 @@ func get(t *testing.T, srv *httptest.Server, path string) *http.Response {
 	return res
 }
 
-// The client of an event stream did not say that it wants one, so a fill began. It still gets the first byte before the
-// handler writes a second one. When it leaves, the context of the handler ends.
+// A client asks for an event stream without an Accept field, so a run begins whose response may be shared. The client
+// must get the first event while the handler still runs. When the client leaves, the handler's context must end.
 func TestServerEventStream(t *testing.T) {
 	left := make(chan struct{})
 	srv := server(t, func(w http.ResponseWriter, r *http.Request) {
@@ -604,7 +612,7 @@ func TestServerHijack(t *testing.T) {
 	}
 }
 
-// A response to HEAD is never stored. A HEAD gets a GET's response without the body.
+// HEAD and GET alternate. The answer to HEAD must not be stored, so each GET must get the body.
 func TestServerHead(t *testing.T) {
 	srv := server(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "public, max-age=60")
@@ -629,7 +637,7 @@ func TestServerHead(t *testing.T) {
 	}
 }
 
-// A body above MaxBody passes through in pieces: the handler is never far ahead of the client, and nothing is lost.
+// The handler writes a body above MaxBody in pieces. The client must get the whole body, in the right order.
 func TestServerLargeBody(t *testing.T) {
 	const size = 8 << 20
 	srv := server(t, func(w http.ResponseWriter, r *http.Request) {
@@ -649,7 +657,8 @@ func TestServerLargeBody(t *testing.T) {
 	}
 }
 
-// The client of a private page leaves in the middle: the handler's context ends, and other clients are not affected.
+// The client of a private page leaves in the middle of the body. The handler's context must end, and the next client
+// must get a whole page.
 func TestServerClientLeavesInTheMiddle(t *testing.T) {
 	left := make(chan struct{}, 1)
 	srv := server(t, func(w http.ResponseWriter, r *http.Request) {

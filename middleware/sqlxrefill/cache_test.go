@@ -101,7 +101,7 @@ func TestAbsence(t *testing.T) {
 			t.Errorf("%d queries", s.count())
 		}
 		tab = &table{columns: []string{"a"}, rows: [][]driver.Value{{int64(3)}}}
-		time.Sleep(5*time.Second + 50*time.Millisecond) // and a tick of the Loader's coarse clock
+		time.Sleep(5*time.Second + 50*time.Millisecond) // longer than NotFoundTTL and a tick of the Loader's coarse clock
 		if got := mustGet[int](t, db, "q"); got != 3 {
 			t.Errorf("got %d", got)
 		}
@@ -112,7 +112,8 @@ type driverError struct{ code int }
 
 func (e *driverError) Error() string { return fmt.Sprintf("fake: code %d", e.code) }
 
-// Wherever a query fails, all waiters get the driver's error, and the database is not queried within ErrorTTL.
+// A query fails in one of three ways: at once, after its rows, or when its rows are closed. All waiters must get the
+// driver's error, and the database must not be queried again within ErrorTTL.
 func TestErrorIsShared(t *testing.T) {
 	failure := &driverError{23}
 	one := [][]driver.Value{{int64(1)}}
@@ -161,7 +162,7 @@ func TestSelectFailsAfterRows(t *testing.T) {
 	if err := db.SelectContext(t.Context(), &got, "q"); !errors.Is(err, failure) || !slices.Equal(got, []int{9}) {
 		t.Errorf("%v, and dest is %v", err, got)
 	}
-	// A Get reads no further than its row, as in sqlx.
+	// GetContext reads only the first row, as sqlx does. So it does not see the error after the rows.
 	if n := mustGet[int](t, db, "q"); n != 1 {
 		t.Errorf("got %d", n)
 	}
@@ -188,7 +189,7 @@ func TestInvalidateAndExpire(t *testing.T) {
 		t.Fatal(err)
 	}
 	read(4, 5, 3)
-	if err := db.Expire(t.Context(), "q", 5); err != nil { // without StaleFor this is Invalidate
+	if err := db.Expire(t.Context(), "q", 5); err != nil { // without StaleFor, Expire does what Invalidate does
 		t.Fatal(err)
 	}
 	read(6, 7, 3)
@@ -199,13 +200,14 @@ func TestInvalidateAndExpire(t *testing.T) {
 	}
 }
 
-// The next node gets what the first one read, with all its types, and does not query the database.
+// One node reads a result, and then another node reads the same result. The second node must get the same values
+// with the same types, without a query.
 func TestNodesShare(t *testing.T) {
 	for name, tab := range tables() {
 		s := always(tab)
 		cfg := sqlxrefill.Config{Config: refill.Config{TTL: time.Minute, Shared: memory.New()}}
 		one, other := cached(t, s, cfg), cached(t, s, cfg)
-		var a, b []any // any shows the type that the driver returned
+		var a, b []any // a scan into any keeps the type that the driver returned
 		errA := one.SelectContext(t.Context(), &a, "q")
 		errB := other.SelectContext(t.Context(), &b, "q")
 		if !reflect.DeepEqual(a, b) || fmt.Sprint(errA) != fmt.Sprint(errB) || s.count() != 1 {
@@ -214,7 +216,8 @@ func TestNodesShare(t *testing.T) {
 	}
 }
 
-// A query ends when the last of its callers has left, not the first.
+// The first caller of a query leaves while a second caller waits. The query must go on, and the second caller must
+// get the result.
 func TestQueryOutlivesItsCaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := always(oneRow)
@@ -237,7 +240,8 @@ func TestQueryOutlivesItsCaller(t *testing.T) {
 	})
 }
 
-// A caller may change its arguments after the call. A query that still runs is not affected.
+// A caller leaves and then changes its arguments while the query still waits for a connection. The driver must get
+// the values from the time of the call.
 func TestArgumentsAreCopied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var sent []driver.NamedValue
@@ -247,7 +251,7 @@ func TestArgumentsAreCopied(t *testing.T) {
 		text, blob, n := "x", []byte("abc"), 5
 		args := []any{&text, blob, sql.Named("n", &n), boxed{&n}}
 		var wg sync.WaitGroup
-		wg.Go(func() { // leads
+		wg.Go(func() { // this caller starts the query
 			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 			defer cancel()
 			var r row
@@ -258,7 +262,7 @@ func TestArgumentsAreCopied(t *testing.T) {
 			copy(blob, "xyz")
 		})
 		synctest.Wait()
-		mustGet[row](t, db, "q", "x", []byte("abc"), sql.Named("n", 5), 5) // joins, and stays
+		mustGet[row](t, db, "q", "x", []byte("abc"), sql.Named("n", 5), 5) // joins the same query and gets its result
 		wg.Wait()
 		if s.count() != 1 {
 			t.Errorf("%d queries", s.count())
@@ -273,7 +277,7 @@ func TestArgumentsAreCopied(t *testing.T) {
 	})
 }
 
-// slowConnect takes a second to connect, so that a query's arguments are read after its caller has gone.
+// slowConnect is a connector that takes a second to connect. In that second, the caller of the query leaves.
 type slowConnect struct{ *source }
 
 func (s *slowConnect) Connect(context.Context) (driver.Conn, error) {
@@ -320,7 +324,8 @@ func TestLargeResultIsNotKept(t *testing.T) {
 	}
 }
 
-// keeper is a Scanner that breaks the rule: it keeps the bytes that it was lent, and the test overwrites them.
+// keeper is a Scanner that breaks the contract of sql.Scanner: it keeps the slice that it gets. The test then
+// overwrites the slice.
 type keeper struct{ b []byte }
 
 func (k *keeper) Scan(src any) error { k.b = src.([]byte); return nil }
@@ -407,7 +412,7 @@ func TestNewRefuses(t *testing.T) {
 
 type jsonLike struct{ refill.Codec }
 
-// upsideDown reverses what another codec makes.
+// upsideDown is a codec that reverses the order of the bytes that another codec makes.
 type upsideDown struct {
 	refill.Codec
 	used *atomic.Int64
@@ -428,7 +433,7 @@ func (c upsideDown) Unmarshal(data []byte, p any) error {
 	return c.Codec.Unmarshal(data, p)
 }
 
-// What a wrapped codec has stored is read by another node with the same codec.
+// Two nodes share a store and have the same WrapCodec. The second node must read what the first node has stored.
 func TestWrapCodec(t *testing.T) {
 	for name, tab := range tables() {
 		s, used := always(tab), new(atomic.Int64)
@@ -452,7 +457,8 @@ func TestWrapCodec(t *testing.T) {
 	}
 }
 
-// Close leaves nothing behind: the bubble of synctest fails if a goroutine stays. Close does not close the database.
+// After Close, calls must return ErrClosed, and the database must still be open. Synctest fails the test if a
+// goroutine is left.
 func TestClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := always(oneRow)
@@ -479,7 +485,7 @@ func TestClose(t *testing.T) {
 	})
 }
 
-// When Close comes in the middle of reads, each read is answered or gets ErrClosed.
+// Close is called while eight goroutines read. Each read must return the result or ErrClosed.
 func TestCloseWhileReading(t *testing.T) {
 	for range 20 {
 		db := cached(t, always(oneRow), sqlxrefill.Config{})

@@ -15,7 +15,8 @@ import (
 	"github.com/refill-go/refill"
 )
 
-// span says which rows of a result a call wants. It is part of the key.
+// span says which rows of a result a call wants: the first row (GetContext) or all rows (SelectContext). The span is
+// part of the key.
 type span string
 
 const (
@@ -27,12 +28,12 @@ const (
 type request struct {
 	query string
 	args  []any
-	id    []byte // query and args, encoded one to one
+	id    []byte // query and args, encoded so that different requests have different ids
 }
 
-// newRequest resolves pointers and Valuers now, while the caller still waits. The driver gets exactly the values that
-// are in the key. If the driver got the original pointers, the caller could change the values behind them during the
-// load. Then the result of one query would be stored as the result of another.
+// newRequest resolves pointers and Valuers at once, while the caller still waits. So the driver gets exactly the
+// values that are in the key. If the driver got the pointers instead, the caller could change the values behind the
+// pointers during the load. Then the result of one query would be stored as the result of another query.
 func newRequest(query string, args []any) (*request, error) {
 	if strings.TrimSpace(query) == "" {
 		return nil, invalid("query", "empty")
@@ -71,23 +72,23 @@ func (q *request) add(arg any) (any, error) {
 	return v, nil
 }
 
-// resolve converts an argument into a driver value that shares no memory with it.
+// resolve converts an argument into a driver value. The value shares no memory with the argument.
 func resolve(arg any) (driver.Value, error) {
 	if n, ok := arg.(uint64); ok && n > math.MaxInt64 {
-		return n, nil // the default conversion refuses them, MySQL takes them; another driver may refuse them
+		return n, nil // the default conversion refuses such numbers, but MySQL's driver takes them
 	}
 	v, err := driver.DefaultParameterConverter.ConvertValue(arg)
 	switch v := v.(type) {
 	case []byte:
 		return bytes.Clone(v), err
 	case time.Time:
-		return v.Round(0), err // without the monotonic reading: some drivers send String, which shows it
+		return v.Round(0), err // Round(0) drops the monotonic reading, which some drivers would send
 	}
 	return v, err
 }
 
-// appendInstant appends a time as an argument: the instant, and the wall clock time. The instant alone is not enough.
-// A driver that sends the wall clock time to a column without a time zone (lib/pq) gets another answer in another
+// appendInstant appends the instant and the zone of an argument. The instant alone does not identify the argument: some
+// drivers, such as lib/pq, send the wall clock time to a column without a time zone. The answer then depends on the
 // zone.
 func appendInstant(b []byte, t time.Time) []byte {
 	zone, offset := t.Zone()
@@ -96,8 +97,8 @@ func appendInstant(b []byte, t time.Time) []byte {
 	return binary.AppendVarint(appendString(b, zone), int64(offset))
 }
 
-// key returns the key for these rows of the result: a legible part of the query, and a hash of the whole query with
-// its arguments.
+// key returns the key under which these rows of the query are cached. The key consists of the span, a legible part of
+// the query, and a hash of the whole query with its arguments.
 func (q *request) key(rows span) string {
 	sum := sha256.Sum256(append(q.id, rows...))
 	b := make([]byte, 0, 96)
@@ -109,8 +110,8 @@ func (q *request) key(rows span) string {
 // maxLegible is how many bytes of the query a key shows.
 const maxLegible = 40
 
-// appendLegible appends the beginning of s. One '-' replaces each run of characters that need care in a shell, a log or
-// a Redis command line. Arguments are never shown.
+// appendLegible appends the beginning of the query s, without arguments. One '-' replaces each run of characters that
+// need care in a shell, a log or a Redis command line.
 func appendLegible(b []byte, s string) []byte {
 	end := len(b) + maxLegible
 	for i := 0; i < len(s) && len(b) < end; i++ {

@@ -27,7 +27,8 @@ func keyOf(t testing.TB, query string, args ...any) string {
 	return q.key(allRows)
 }
 
-// All calls of a line have the same key, whatever form their arguments have. No two lines share a key.
+// All calls in one element of lines must have the same key, whatever Go types their arguments have. Two elements of
+// lines must not share a key.
 func TestKeys(t *testing.T) {
 	five, text := 5, "5"
 	nowhere := (*int)(nil)
@@ -66,7 +67,8 @@ func TestKeys(t *testing.T) {
 	}
 }
 
-// A time from time.Now has a monotonic reading. It is neither in the key nor sent.
+// A time from time.Now has a monotonic reading. The reading must be neither in the key nor in the value for the
+// driver.
 func TestMonotonicReadingIsDropped(t *testing.T) {
 	now := time.Now()
 	q, err := newRequest("q", []any{now})

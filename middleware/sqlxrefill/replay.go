@@ -11,8 +11,9 @@ import (
 	"github.com/jmoiron/sqlx"
 )
 
-// replayer scans results with database/sql and sqlx themselves. A replayer is a database: each of its queries returns
-// the result that the ctx carries. It has connections, because database/sql needs connections, but it has no server.
+// replayer scans cached results with the code of database/sql and sqlx. It is a database without a server: each of
+// its queries returns the result that the ctx carries. Its connections exist only because database/sql needs
+// connections.
 type replayer struct {
 	db sqlx.DB
 }
@@ -21,8 +22,8 @@ type replayer struct {
 // connection costs some hundred nanoseconds.
 const maxIdle = 64
 
-// newReplayer returns a replayer that scans as the database like does. The copy of that database carries the Mapper,
-// the driver's name and the Unsafe setting, which has no accessor.
+// newReplayer returns a replayer that scans with the settings of the database like. It copies the whole sqlx.DB,
+// because the Unsafe setting has no accessor. The copy also has the Mapper and the driver's name.
 func newReplayer(like *sqlx.DB) *replayer {
 	r := &replayer{db: *like}
 	r.db.DB = sql.OpenDB(connector{})
@@ -42,8 +43,8 @@ func (r *replayer) close() error { return r.db.Close() }
 
 type resultKey struct{}
 
-// carry returns a ctx that holds res and cannot end. For a ctx that can end, database/sql would start a goroutine per
-// query.
+// carry returns a ctx that holds res and that cannot end. For a ctx that can end, database/sql would start a goroutine
+// per query.
 func carry(res *result) context.Context {
 	return context.WithValue(context.Background(), resultKey{}, res)
 }
@@ -79,8 +80,8 @@ type rows struct {
 func (r *rows) Columns() []string { return r.res.columns }
 func (r *rows) Close() error      { return nil }
 
-// Next hands out byte slices as copies. A Scanner must not keep or change the slice that it gets. Some Scanners do,
-// and other callers get the same result.
+// Next hands out byte slices as copies, because other callers get the same result. A Scanner must not keep or change
+// the slice that it gets, but some Scanners do so.
 func (r *rows) Next(dest []driver.Value) error {
 	if r.next >= len(r.res.values) {
 		return io.EOF

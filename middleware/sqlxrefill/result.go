@@ -13,7 +13,7 @@ type result struct {
 	values  []any // row by row, as the driver returned them
 }
 
-// readResult reads the rows of a query. size is the size of their encoding in bytes.
+// readResult reads the rows of a query. size is the size of the encoded rows in bytes.
 func readResult(rows *sql.Rows, which span) (r *result, size int, err error) {
 	r = new(result)
 	if r.columns, err = rows.Columns(); err != nil {
@@ -46,7 +46,7 @@ func readResult(rows *sql.Rows, which span) (r *result, size int, err error) {
 	return r, size, rows.Err()
 }
 
-// codec is the encoding of results in the shared store. Integers are varints; strings have their length in front:
+// codec is the encoding of results in the shared store. Integers are varints. Strings have their length in front:
 //
 //	number of columns, their names, number of rows, values row by row
 //

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 	"time"
-	_ "time/tzdata" // so that these tests find Europe/Berlin everywhere
+	_ "time/tzdata" // these tests need Europe/Berlin on every machine
 )
 
 func everyValue() []any {
@@ -67,7 +67,8 @@ func same(a, b any) bool {
 	return reflect.DeepEqual(a, b)
 }
 
-// A time keeps what it shows, even if its zone differs, or is unknown, on the node that reads it.
+// A time was encoded on another node, and this node has other rules for its zone or lacks the zone. The decoded time
+// must show the encoded abbreviation and offset.
 func TestZoneOfAnotherNode(t *testing.T) {
 	at := time.Date(2024, 7, 1, 12, 0, 0, 0, time.UTC)
 	for _, z := range []zone{
@@ -79,7 +80,8 @@ func TestZoneOfAnotherNode(t *testing.T) {
 			t.Errorf("%v: got %v", z, got)
 		}
 	}
-	// Chicago reads as Regina does (CST all year), but only in winter. A result has times of both seasons.
+	// The encoding node has CST all year for this zone. This node has CST only in winter. The test decodes times of
+	// both seasons.
 	regina := newZone("America/Chicago", "CST", -6*3600)
 	for _, at := range []time.Time{at, at.AddDate(0, 6, 0), at} {
 		if abbreviation, offset := regina.show(at).Zone(); abbreviation != "CST" || offset != -6*3600 {

@@ -17,7 +17,7 @@ import (
 	"github.com/refill-go/refill/middleware/sqlxrefill"
 )
 
-// seen is a Scanner that remembers what it got, with its type.
+// seen is a Scanner that remembers the value that it got, with the value's type.
 type seen struct{ Got string }
 
 func (s *seen) Scan(src any) error {
@@ -66,7 +66,7 @@ type Outer struct {
 	Inner struct{ C any } `db:"inner"`
 }
 
-// tables are the answers of the database, one of every shape and type that drivers return.
+// tables returns answers of the database, at least one for every shape and type that drivers return.
 func tables() map[string]*table {
 	berlin, _ := time.LoadLocation("Europe/Berlin")
 	at := time.Date(2024, 7, 1, 12, 30, 0, 123456789, time.UTC)
@@ -119,7 +119,8 @@ func tables() map[string]*table {
 	}
 }
 
-// dests are the destinations of scans: pointers for Get, pointers to slices for Select, some of them filled.
+// dests returns destinations of scans: pointers for Get, and pointers to slices for Select. Some destinations hold
+// values before the scan.
 func dests() map[string]func() any {
 	text := "was"
 	return map[string]func() any{
@@ -152,8 +153,8 @@ func dests() map[string]func() any {
 
 func to[T any]() any { return new(T) }
 
-// Every result is scanned into every dest, once by sqlx alone and twice through the cache: the values and the errors
-// are the same.
+// Every result is scanned into every dest, once by sqlx alone and twice through the cache. Values, errors and panics
+// must be the same.
 func TestSameAsSqlx(t *testing.T) {
 	for _, db := range []struct {
 		name string
@@ -175,7 +176,7 @@ func TestSameAsSqlx(t *testing.T) {
 					compare(t, "Get "+dest, fresh, plain.GetContext, ours.GetContext)
 					compare(t, "Select "+dest, fresh, plain.SelectContext, ours.SelectContext)
 				}
-				// sqlx queries for each dest and method, the cache once for each method.
+				// sqlx queries once per dest and method. The cache queries once per method.
 				if want := 2*len(dests()) + 2; s.count() != want {
 					t.Errorf("%d queries, want %d", s.count(), want)
 				}
@@ -184,10 +185,11 @@ func TestSameAsSqlx(t *testing.T) {
 	}
 }
 
-// read is GetContext or SelectContext, of sqlx or of ours.
+// read is GetContext or SelectContext, of sqlx or of this package.
 type read func(ctx context.Context, dest any, query string, args ...any) error
 
-// compare runs sqlx once and ours twice, each with a dest of its own.
+// compare calls plain (the method of sqlx) once and ours (the method of this package) twice, each with a dest of its
+// own. The values, errors and panics must be the same.
 func compare(t *testing.T, what string, fresh func() any, plain, ours read) {
 	t.Helper()
 	want := fresh()
@@ -207,7 +209,7 @@ func compare(t *testing.T, what string, fresh func() any, plain, ours read) {
 	}
 }
 
-// caught runs r. sqlx panics at a few dests, and then so may we.
+// caught runs r and returns its panic, if any. sqlx panics at a few dests, and then the cache must panic too.
 func caught(r read, dest any) (panicked any, err error) {
 	defer func() { panicked = recover() }()
 	return nil, r(context.Background(), dest, "q")
@@ -220,7 +222,7 @@ func show(v any) string {
 	return fmt.Sprintf("%#v", v)
 }
 
-// With an empty result, a Select returns an empty list, and a Get returns sql.ErrNoRows.
+// The query returns no row. SelectContext must return an empty list and GetContext sql.ErrNoRows, as in sqlx.
 func TestNoRowsAsSqlx(t *testing.T) {
 	s := always(&table{columns: []string{"a", "b"}})
 	plain := s.open(t)
@@ -232,7 +234,8 @@ func TestNoRowsAsSqlx(t *testing.T) {
 	for _, dest := range []string{"[]row", "[]*row", "[]nullRow", "filled slice", "[]int"} {
 		compare(t, "Select "+dest, dests()[dest], plain.SelectContext, ours.SelectContext)
 	}
-	// A documented difference: an absence has no columns to compare with dest.
+	// Here sqlx would complain about dest. A cached absence has no columns to compare with dest, as GetContext
+	// documents.
 	var wrong struct{ X int }
 	if err := ours.GetContext(ctx, &wrong, "q"); !errors.Is(err, sql.ErrNoRows) {
 		t.Errorf("Get of no row into a dest that does not fit: %v", err)

@@ -15,16 +15,17 @@ import (
 	"github.com/refill-go/refill/middleware/sqlxrefill"
 )
 
-// source is an in-memory database for these tests. It answers each query with what answer says, and counts the queries.
+// source is an in-memory database for these tests. It answers each query with the result of answer, and counts the
+// queries.
 type source struct {
 	answer func(query string, args []driver.NamedValue) (*table, error)
-	takes  time.Duration // per query, or until its ctx ends
+	takes  time.Duration // the length of a query, unless its ctx ends earlier
 
 	mu      sync.Mutex
 	queries int
 }
 
-// table is what a query returns. err comes after its rows, closeErr when it is closed.
+// table is what a query returns. The driver returns err after the last row, and closeErr from Close.
 type table struct {
 	columns  []string
 	rows     [][]driver.Value
@@ -37,7 +38,7 @@ func always(t *table) *source {
 	return &source{answer: func(string, []driver.NamedValue) (*table, error) { return t, nil }}
 }
 
-// open returns a database over s, which is closed at the end of the test.
+// open returns a database over s. The database is closed at the end of the test.
 func (s *source) open(t testing.TB) *sqlx.DB {
 	db := sqlx.NewDb(sql.OpenDB(s), "fake")
 	t.Cleanup(func() { db.Close() })
@@ -106,8 +107,8 @@ func (r *tableRows) Next(dest []driver.Value) error {
 	return nil
 }
 
-// cached returns a DB over s, which is closed at the end of the test. A cfg without a TTL gets a minute, without
-// jitter.
+// cached returns a DB over s. The DB is closed at the end of the test. A cfg without a TTL gets a TTL of a minute
+// without jitter.
 func cached(t testing.TB, s *source, cfg sqlxrefill.Config) *sqlxrefill.DB {
 	return cachedOver(t, s.open(t), cfg)
 }

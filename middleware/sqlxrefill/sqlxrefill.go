@@ -1,6 +1,6 @@
-// Package sqlxrefill caches the reads of github.com/jmoiron/sqlx. It has [DB.GetContext] and [DB.SelectContext] with
-// sqlx's own signatures, on top of package refill. When the result of a hot query expires, one caller on one node runs
-// the query again. All other callers get the stale result or wait for that query.
+// Package sqlxrefill caches the reads of github.com/jmoiron/sqlx. It is built on package refill. [DB.GetContext] and
+// [DB.SelectContext] have sqlx's own signatures. When the result of a hot query expires, one caller on one node runs
+// the query again. Every other caller gets the stale result or waits for that query.
 //
 //	users, err := sqlxrefill.New(db, sqlxrefill.Config{
 //		Name:   "users",
@@ -9,22 +9,24 @@
 //	var u User
 //	err = users.GetContext(ctx, &u, `SELECT * FROM users WHERE id = $1`, 42)
 //
-// The cache holds the result as the driver returned it, not the struct. Every call scans the result anew with sqlx
-// itself. So NULLs, Scanners, db tags, and errors about a dest work as in sqlx, and a caller may change the values
-// that it gets.
+// The cache holds the rows as the driver returned them, not the caller's struct. Every call scans these rows anew
+// with sqlx's own code. So NULLs, Scanners, db tags and errors about a dest work as in sqlx, and a caller may change
+// the values that it gets.
 //
 // # Limits
 //
 // The key of a result consists of the query's text and its arguments, and nothing else. Do not read a result through
-// this package if the result depends on anything else: on the current user or role (row-level security), on session
-// settings such as search_path or the time zone, on the time, on random numbers, on the transaction or its isolation.
+// this package if the result depends on anything else. Examples are the current user or role (row-level security),
+// session settings such as search_path or the time zone, the time, random numbers, and the transaction or its
+// isolation.
 //
-// So never use a [DB] of this package inside a transaction, and never for data that a transaction bases a decision on:
-// a result is up to TTL old, and up to TTL + StaleFor with StaleFor. Use [DB.DB] for transactions, writes and all
-// other reads. A statement that writes and returns rows (INSERT … RETURNING) would write only when nothing is cached.
+// So never use a [DB] of this package inside a transaction, and never for data on which a transaction bases a
+// decision. A result may be as old as TTL + StaleFor. Use [DB.DB] for transactions, for writes, and for reads that
+// must not be cached. A statement that writes and returns rows (INSERT … RETURNING) would write only when nothing is
+// cached.
 //
-// Call [DB.Invalidate] after the transaction is committed, not inside it: a load that begins after Invalidate but
-// before the commit would read the old rows and cache them.
+// Call [DB.Invalidate] after the transaction is committed, not inside the transaction. A load that begins after
+// Invalidate but before the commit would read the old rows and cache them.
 package sqlxrefill
 
 import (
@@ -42,9 +44,9 @@ import (
 
 // Config configures a [DB]. TTL, a field of the embedded refill.Config, is required.
 type Config struct {
-	// Config configures the Loader underneath: Its fields say how long results live, and which store the fleet shares.
-	// Codec must be nil, see WrapCodec. An absent row (sql.ErrNoRows of GetContext) lives for NotFoundTTL. An empty
-	// result of SelectContext is a result, and lives for TTL.
+	// Config configures the Loader of the DB: how long results live, and which store the fleet shares. Codec must be
+	// nil, see WrapCodec. An absent row (sql.ErrNoRows of GetContext) lives for NotFoundTTL. An empty result of
+	// SelectContext is a result, and lives for TTL.
 	refill.Config
 
 	// Name precedes the keys in the shared store and appears in events. Default "sql". Two databases that share a store
@@ -52,14 +54,14 @@ type Config struct {
 	// most 64 bytes.
 	Name string
 
-	// MaxBytes limits the results that are stored, in encoded bytes (about the size of their text). A larger result goes
-	// only to the callers in this process that wait for it, so later calls query the database again. See
+	// MaxBytes limits the results that are stored, in encoded bytes (about the size of their text). A larger result
+	// goes only to the callers in this process that already wait for it. Later calls query the database again. See
 	// refill.Fill.NoStore. Default 1 MiB. Negative: no limit.
 	MaxBytes int
 
-	// WrapCodec, if it is not nil, gets the encoding of results and returns the one to use, for instance to compress what
-	// the shared store holds. With a new encoding, all stored results become misses, as with any change of a codec.
-	// MaxBytes counts bytes before compression.
+	// WrapCodec, if not nil, gets the codec of results and returns the codec to use, for instance one that compresses.
+	// After a change of the codec, all results in the shared store are misses. MaxBytes counts bytes before
+	// compression.
 	//
 	//	WrapCodec: func(c refill.Codec) refill.Codec { return codec.Compress(c, 4<<10) }
 	WrapCodec func(refill.Codec) refill.Codec
@@ -79,9 +81,9 @@ type DB struct {
 	closed atomic.Bool
 }
 
-// New returns a DB that caches what it reads from db. New copies db's Mapper and its Unsafe setting, so change these
-// before the call. The caller keeps db, and may use and close it. An error wraps refill.ErrInvalid and names the
-// invalid input. Call [DB.Close] when the DB is no longer needed.
+// New returns a DB that caches what it reads from db. New copies db's Mapper and Unsafe setting, so change these
+// before the call. The caller still owns db, and may use and close db. An error wraps refill.ErrInvalid and names
+// the invalid input. Call [DB.Close] when the DB is no longer needed.
 func New(db *sqlx.DB, cfg Config) (*DB, error) {
 	if db == nil || db.DB == nil {
 		return nil, invalid("db", "nil")
@@ -112,22 +114,24 @@ func New(db *sqlx.DB, cfg Config) (*DB, error) {
 // DB returns the database without the cache, for writes, transactions and reads that must be up to date.
 func (db *DB) DB() *sqlx.DB { return db.source }
 
-// GetContext is sqlx's GetContext with a cache: it scans the first row of the query into dest. If there is no row, it
-// returns sql.ErrNoRows and leaves dest as it was, even if dest does not fit the columns.
+// GetContext is sqlx's GetContext with a cache: it scans the first row of the query into dest. If there is no row,
+// GetContext returns sql.ErrNoRows and leaves dest as it was, even if dest does not fit the columns.
 //
-// The query runs for all callers that want its result. So the query is cancelled when the last of their contexts has
-// ended, or at LoadTimeout. This call returns when its own context ends. When the query fails, the error is a
-// *refill.LoadError. Callers in this process that waited for the query find the driver's own error in the LoadError
-// with errors.Is and errors.As. Callers on other nodes, and all later calls within ErrorTTL, get only the text of the
-// driver's error. An error that wraps refill.ErrInvalid names the query, argument or column that is at fault; a retry
-// does not help. ErrClosed and ErrOverloaded are as in package refill.
+// The query runs for all callers that want its result. So the query is cancelled at LoadTimeout, or when the
+// contexts of all these callers have ended. This call returns when its own context ends.
+//
+// When the query fails, the error is a *refill.LoadError. Callers in this process that waited for the query find the
+// driver's own error in the LoadError with errors.Is and errors.As. Callers on other nodes, and all later calls
+// within ErrorTTL, get only the text of the driver's error. An error that wraps refill.ErrInvalid names the query,
+// argument or column that is at fault. Such a call fails at every retry. ErrClosed and ErrOverloaded are as in package
+// refill.
 //
 // The call converts its arguments to driver values at once, as database/sql does by default. The driver gets exactly
-// the values that are in the key. So an argument of a type that only the driver knows is an error, or reaches the
-// driver as its underlying basic type.
+// the converted values. So an argument of a type that only the driver knows is an error, or reaches the driver as
+// its underlying basic type.
 func (db *DB) GetContext(ctx context.Context, dest any, query string, args ...any) error {
 	if !pointsTo(dest, reflect.Invalid) {
-		return db.orClosed(db.replay.get(dest, new(result))) // sqlx's own error, without a load
+		return db.orClosed(db.replay.get(dest, new(result))) // get returns sqlx's own error about dest, without a load
 	}
 	r, err := db.fetch(ctx, firstRow, query, args)
 	if errors.Is(err, refill.ErrNotFound) {
@@ -140,10 +144,10 @@ func (db *DB) GetContext(ctx context.Context, dest any, query string, args ...an
 }
 
 // SelectContext is sqlx's SelectContext with a cache: it scans all rows of the query into the slice that dest points
-// to. What [DB.GetContext] says also holds here, except that an empty result is no error.
+// to. Contexts, errors and arguments are as in [DB.GetContext], except that an empty result is no error.
 func (db *DB) SelectContext(ctx context.Context, dest any, query string, args ...any) error {
 	if !pointsTo(dest, reflect.Slice) {
-		return db.orClosed(db.replay.all(dest, new(result))) // as in GetContext
+		return db.orClosed(db.replay.all(dest, new(result))) // all returns sqlx's own error about dest, without a load
 	}
 	r, err := db.fetch(ctx, allRows, query, args)
 	if err != nil {
@@ -154,11 +158,11 @@ func (db *DB) SelectContext(ctx context.Context, dest any, query string, args ..
 
 // Invalidate removes the results of this query with these arguments, for both GetContext and SelectContext, on all
 // nodes. When Invalidate has returned nil, no result of a query that began before the call is served as fresh. Pass
-// the same text and values as the reads. 5 and int64(5) are the same value. 5 and "5" differ, and so does one moment
-// in two time zones.
+// the same text and values as the reads. For instance 5 and int64(5) are the same value, but 5 and "5" differ. One
+// moment in two time zones is two values.
 //
 // Call Invalidate after the transaction that changed the rows is committed. An error means that the shared store was
-// not reached: see refill.Loader.Invalidate for what happens then.
+// not reached. See refill.Loader.Invalidate for what happens then.
 func (db *DB) Invalidate(ctx context.Context, query string, args ...any) error {
 	return db.forBoth(ctx, db.loader.Invalidate, query, args)
 }
@@ -169,7 +173,7 @@ func (db *DB) Expire(ctx context.Context, query string, args ...any) error {
 	return db.forBoth(ctx, db.loader.Expire, query, args)
 }
 
-// forBoth calls do with the keys of a query for GetContext and SelectContext.
+// forBoth calls do with the two keys of a query: the key for GetContext and the key for SelectContext.
 func (db *DB) forBoth(
 	ctx context.Context, do func(context.Context, ...string) error, query string, args []any,
 ) error {
@@ -180,7 +184,7 @@ func (db *DB) forBoth(
 	return do(ctx, q.key(firstRow), q.key(allRows))
 }
 
-// Close ends the cache: later calls return refill.ErrClosed. Close waits for the queries that callers wait for. See
+// Close ends the cache: later calls return refill.ErrClosed. Close waits for queries that still run for callers. See
 // refill.Loader.Close for the longest wait and for the error. The database stays open.
 func (db *DB) Close() error {
 	err := db.loader.Close()
@@ -207,8 +211,8 @@ func (db *DB) fetch(ctx context.Context, rows span, query string, args []any) (*
 	})
 }
 
-// load runs the query. The caller that started the load may already have left, while other callers wait. So q is a
-// copy of everything that the caller passed.
+// load runs the query. The caller that started the load may leave while other callers wait. So q holds copies of
+// everything that the caller passed.
 func (db *DB) load(ctx context.Context, rows span, q *request) (*result, error) {
 	found, err := db.source.QueryContext(ctx, q.query, q.args...)
 	if err != nil {
@@ -221,7 +225,7 @@ func (db *DB) load(ctx context.Context, rows span, q *request) (*result, error) 
 	}
 	if rows == firstRow {
 		if err := found.Close(); err != nil {
-			return nil, err // as in sqlx: reading on after the row can also fail
+			return nil, err // as in sqlx, whose GetContext also returns the error of Close
 		}
 		if len(r.values) == 0 {
 			return nil, errNoRow

@@ -10,8 +10,9 @@ import (
 	"time"
 )
 
-// One tag per Go type that a driver may return, because a Scanner, or a scan into an any, sees the type. The tags
-// before the blank line are for the types that database/sql/driver allows, those after it for what some drivers add.
+// These tags say which Go type an encoded value has. A Scanner, or a scan into an any, sees the type that the driver
+// returned. The tags before the blank line are for the types that database/sql/driver allows. The tags after the
+// blank line are for further types that some drivers return.
 const (
 	tagNil byte = iota
 	tagFalse
@@ -36,8 +37,8 @@ const (
 	tagFloat32
 )
 
-// appendValue appends a driver value. The encoding is one to one, and no encoded value is a prefix of another, because
-// keys are also made of encoded values.
+// appendValue appends a driver value. Keys are also made of encoded values. So the encoding is one to one, and no
+// encoded value is a prefix of another encoded value.
 func appendValue(b []byte, v any) ([]byte, error) {
 	switch v := v.(type) {
 	case nil:
@@ -105,7 +106,7 @@ func appendTime(b []byte, t time.Time) []byte {
 	}
 	name := t.Location().String()
 	if t.Location() == time.Local {
-		name = nameOfLocal // if TZ is set, the location Local has the name in TZ
+		name = nameOfLocal // if TZ is set, String returns the name in TZ
 	}
 	zone, offset := t.Zone()
 	b = appendString(appendString(b, name), zone)
@@ -117,21 +118,21 @@ func appendUint(b []byte, n int) []byte      { return binary.AppendUvarint(b, ui
 
 var errNotResult = errors.New("sqlxrefill: not an encoded result")
 
-// cursor reads values from the front of b. Past the end, or at an unknown tag, the cursor becomes bad. From then on it
-// reads zeros.
+// cursor reads values from the front of b. At the end of b, or at an unknown tag, the cursor becomes bad. A bad cursor
+// reads only zeros.
 type cursor struct {
 	b   []byte
 	bad bool
 
-	zone zone // of the last time read: the times of one result often share a zone
+	zone zone // the zone of the time.Time read last, because the times of one result often share a zone
 }
 
-// zone is the zone of an encoded time, with the locations that this node has for it.
+// zone is the zone of an encoded time. known and fixed are the locations in which this node can show the time.
 type zone struct {
 	name, abbreviation string
 	offset             int64
 
-	known *time.Location // the location of that name; nil = unknown on this node
+	known *time.Location // the location with this name; nil = unknown on this node
 	fixed *time.Location // a location with the encoded abbreviation and offset only
 }
 
@@ -169,8 +170,8 @@ func (c *cursor) int() int64 {
 	return v
 }
 
-// count reads how many items of at least size bytes follow. A number of items that b has no room for is bad, so such a
-// number never makes the decoder allocate memory.
+// count reads how many items of at least size bytes follow. If b is too short for that many items, the cursor
+// becomes bad. So a false number never makes the decoder allocate memory.
 func (c *cursor) count(size int) int {
 	n := c.uint()
 	if n > uint64(len(c.b)/size) {
@@ -245,8 +246,8 @@ func (c *cursor) integer(tag byte) any {
 	return nil
 }
 
-// narrow returns n as a T. An n that does not fit into T makes c bad: the int of another node may be wider than the
-// int of this node.
+// narrow returns n as a T. An n that does not fit into T makes c bad. That happens if another node has a wider int
+// than this node.
 func narrow[T int | int8 | int16 | int32 | uint | uint8 | uint16 | uint32, N int64 | uint64](c *cursor, n N) T {
 	if N(T(n)) != n {
 		c.fail()
@@ -279,8 +280,8 @@ func newZone(name, abbreviation string, offset int64) zone {
 	return zone{name, abbreviation, offset, knownZone(name), time.FixedZone(abbreviation, int(offset))}
 }
 
-// show returns t in the zone that it had when it was encoded. This node may not know that zone, may have another
-// Local, or may have other rules for that zone. Then the encoded abbreviation and offset count.
+// show returns t in the zone that t had when it was encoded. This node may lack that zone, may have another Local,
+// or may have other rules for that zone. Then show uses the encoded abbreviation and offset.
 func (z *zone) show(t time.Time) time.Time {
 	if z.known != nil {
 		in := t.In(z.known)
@@ -291,11 +292,12 @@ func (z *zone) show(t time.Time) time.Time {
 	return t.In(z.fixed)
 }
 
-// zones holds the locations that were loaded from disk, by name. It cannot grow larger than the tz database.
+// zones holds the locations that were loaded from disk, by name. The map cannot grow larger than the tz database.
 var zones sync.Map
 
-// knownZone returns nil for a name that identifies no zone. Names without a slash are what drivers call fixed offsets
-// ("", "CET"). The tz database has a few of these names as well, but with summer time.
+// knownZone returns the location with this name, or nil if this node has no such location. It also returns nil for
+// names without a slash ("", "CET"), because drivers give such names to fixed offsets. The tz database has some of
+// these names too, but with summer time.
 func knownZone(name string) *time.Location {
 	if name == nameOfLocal {
 		return time.Local

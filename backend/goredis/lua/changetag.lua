@@ -4,9 +4,9 @@ local now = micros()
 local invalidated, expired, left = tag_state_of(KEYS[1])
 if not invalidated then invalidated, expired, left = now, 0, 0 end
 
--- later returns the moment to write. If old is less than a second ahead, the clock has made a small step back, and
--- later returns old. If old is further ahead, the clock was set back, and later returns now. If old stayed in that
--- case, values would be invalid until the clock reached old again.
+-- later returns the moment to write in place of old. If old is less than a second ahead of now, the clock has made a
+-- small step back, and later returns old. If old is further ahead, the clock was set back, and later returns now. With
+-- old, values would be invalid until the clock reached old again.
 local function later(old)
   if old > now and old < now + 1000000 then return old end
   return now
@@ -20,8 +20,8 @@ else
   expired = later(expired)
   at = expired
 end
--- A full Redis refuses a SET, unless the script has deleted something. If Redis refuses the SET nevertheless, the tag
--- is unknown, so values with the tag are invalid in this case as well.
+-- The script deletes the state first, because a full Redis accepts a SET only after the script has deleted something.
+-- If Redis still refuses the SET, the tag becomes unknown, and values with an unknown tag are invalid as well.
 redis.call('DEL', KEYS[1])
 set_tag_state(KEYS[1], invalidated, expired, math.max(left, tonumber(ARGV[5])))
 announce(ARGV[2], ARGV[4], ARGV[1], '', ARGV[3], string.format('%.0f', at))

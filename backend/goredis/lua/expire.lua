@@ -1,6 +1,5 @@
--- KEYS: value, lease, claim.
--- ARGV: token, channel, key.
--- Changes the value in place, as driver.ExpireRecord does.
+-- KEYS: value, lease, claim. ARGV: token, channel, key. The script changes the value in place, as driver.ExpireRecord
+-- does.
 local record = redis.call('MGET', KEYS[1])[1]
 redis.call('DEL', KEYS[2], KEYS[3])
 -- 62 bytes is the shortest record.
@@ -12,7 +11,7 @@ if record and #record >= 62 and string.sub(record, 1, 3) == 'RF1' then
       stamp = string.char(low) .. stamp
       now = (now - low) / 256
     end
-    -- SETRANGE keeps the time to live. A record that cannot be changed is deleted.
+    -- SETRANGE keeps the time to live. If Redis refuses SETRANGE, the script deletes the record.
     local set = redis.pcall('SETRANGE', KEYS[1], 3, stamp)
     if type(set) == 'table' and set.err then redis.call('DEL', KEYS[1]) end
   end

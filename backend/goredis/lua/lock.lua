@@ -9,7 +9,7 @@ if holder and holder ~= '' and not own then
 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 local fence = tonumber(redis.call('MGET', KEYS[2])[1] or '') or 0
-if not (fence >= 0 and fence < 9e15) then fence = 0 end -- foreign bytes
+if not (fence >= 0 and fence < 9e15) then fence = 0 end -- foreign bytes count as no fence
 if not own or fence == 0 then
   -- The fence is at least the time in microseconds, so it rises even if the counter was lost or has expired.
   fence = math.max(fence + 1, micros())

@@ -1,17 +1,16 @@
--- KEYS: value, lease, claim.
--- ARGV: token, channel, key, token of the record replaced, record, ttl in ms, size up to which a record travels with
--- its announcement, '1' to announce only if a caller waits, when the claim was taken or ''.
--- Reply: a driver.PublishResult.
+-- KEYS: value, lease, claim. ARGV: token, channel, key, token of the replaced record, record, ttl in ms, size up to
+-- which a record travels with its announcement, '1' to announce only if a caller waits, when the claim was taken (or
+-- '' to compare only the token of the claim). Reply: a driver.PublishResult.
 local there = redis.call('MGET', KEYS[2], KEYS[3])
 local claimant, seconds, micros = claim_of(there[2])
 if claimant ~= ARGV[1] or ARGV[9] ~= '' and ARGV[9] ~= seconds .. '.' .. micros then
   if free(KEYS[2], KEYS[3], ARGV[1]) then announce(ARGV[2], 'r', ARGV[1], '', ARGV[3], '') end
-  -- The result is Stored, not Rejected, if an earlier try stored the record and its reply was lost.
+  -- The result is Stored, not Rejected, if an earlier try stored the record and the reply to that try was lost.
   local record = redis.call('MGET', KEYS[1])[1]
   return record and token_of(record) == ARGV[1] and 0 or 1
 end
--- The script frees before it stores: a full Redis refuses the SET, and then no waiter may wait for a lease without a
--- holder.
+-- The script frees lease and claim before it stores. A full Redis refuses the SET, and even then no waiter may be
+-- left with a lease without a holder.
 redis.call('DEL', KEYS[2], KEYS[3])
 local set = redis.pcall('SET', KEYS[1], ARGV[5], 'PX', ARGV[6])
 if ARGV[8] ~= '1' or there[1] ~= ARGV[1] or set.err then -- a caller waits, or may have waited before the lease was lost

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Limits are the settings of the Loaders of a history, named as in refill.Config.
+// Limits are the settings of the Loaders that wrote a history. The fields are named as in refill.Config.
 type Limits struct {
 	TTL, StaleFor, StaleIfError, LocalTTL, LockTTL, StoreTimeout time.Duration
 	LoadTimeout, ErrorTTL, NotFoundTTL                           time.Duration
@@ -17,19 +17,19 @@ type Limits struct {
 	MaxLoads                                                     int
 }
 
-// Tolerances for a busy machine. A longer pause of a process is in the history as a Gap.
+// These tolerances excuse short delays of a busy machine. A longer pause of a process is in the history as a Gap.
 const (
-	slack    = 60 * time.Millisecond  // between two consecutive steps of a process
-	announce = 150 * time.Millisecond // from the end of an Invalidate to the L1 of another node
-	grace    = time.Second            // after a fault, until all connections and the subscription are back
-	gapGrace = 300 * time.Millisecond // after a Gap, which may have cost a lease
+	slack    = 60 * time.Millisecond  // the delay between two consecutive steps of a process
+	announce = 150 * time.Millisecond // from the end of an Invalidate until other nodes have dropped the value from L1
+	grace    = time.Second            // from the end of a fault until all connections and the subscription are back
+	gapGrace = 300 * time.Millisecond // from the end of a Gap until the process is healthy; a Gap may cost a lease
 )
 
 // Violation is a broken promise.
 type Violation struct {
-	Rule   string // as in rules.go
+	Rule   string // the name that the rule passes to violate
 	Text   string
-	Events []Event // the one that breaks the promise comes first
+	Events []Event // the first event breaks the promise
 	At     int64
 }
 
@@ -44,8 +44,10 @@ type Report struct {
 type Stats struct {
 	Gets, Loads, Invalidations, Refreshes, Samples int
 	Outcomes, Faults, Events, Errors               map[string]int
-	Overlaps                                       int // loads that ran at the same time as another load of the key
-	Judged                                         int // loads for which G1 could be checked
+	Overlaps                                       int // loads that ran at the same time as another load of their key
+	Judged                                         int // loads for which Check could judge G1
+	NoDB                                           int // loads that could not reach the database
+	Foreign                                        int // failures of loads on another node that g6 judged
 	Takeovers                                      int // processes stopped during a load, without any other fault
 	Gaps                                           int
 	Healthy                                        float64 // share of the time in which G1 was checked
@@ -53,11 +55,11 @@ type Stats struct {
 	Length                                         time.Duration
 }
 
-// span is a time in which something was wrong with a node, or with all nodes if node is empty.
+// span is a time in which something was wrong with a node. If node is empty, something was wrong with all nodes.
 type span struct {
 	node       string
-	begin, end int64 // end includes the grace
-	raw        int64 // end without the grace
+	begin, end int64 // end includes a grace period
+	raw        int64 // end without the grace period
 	op         string
 }
 
@@ -69,15 +71,15 @@ type checker struct {
 	loads     map[string][]Event // by key, sorted by Begin
 	load      map[loadID]Event
 	refreshes map[string][]Event // by key, sorted by Begin
-	reported  map[string][]Event // what OnEvent was called with, by "process key kind"
+	reported  map[string][]Event // the events passed to OnEvent, by "process key kind"
 	samples   []Event
 	wrong     []span
 	killed    map[string]int64 // when a process was killed
 	stop      int64            // the end of the run
 
-	// invalidations by key, sorted by End. One that failed lasts until its last retry, and has Err.
+	// invalidations by key, sorted by End. An invalidation that failed has Err, and its End is that of its last retry.
 	invalidations map[string][]Event
-	retried       []Event // invalidations that failed and succeeded at a retry, which is their End
+	retried       []Event // invalidations that failed and succeeded at a retry; End is the time of the retry
 }
 
 type loadID struct {
@@ -125,6 +127,9 @@ func (c *checker) add(e Event) {
 		}
 	case Load:
 		s.Loads++
+		if e.Op == FaultNoDB {
+			s.NoDB++
+		}
 		c.loads[e.Key] = append(c.loads[e.Key], e)
 		c.load[loadID{e.Process, e.ID}] = e
 	case Invalidation:
@@ -141,7 +146,7 @@ func (c *checker) add(e Event) {
 		id := e.Process + " " + e.Key + " " + e.Op
 		c.reported[id] = append(c.reported[id], e)
 		if e.Op == "store-error" {
-			// Whatever the reason: this node could not reach its store in time, and may have loaded without a lease.
+			// This node could not reach its store in time, and may have loaded without a lease.
 			begin, end := e.Begin-int64(c.StoreTimeout+slack), e.End+int64(announce)
 			c.wrong = append(c.wrong, span{node(e.Process), begin, end, e.End, e.Op})
 		}
@@ -157,7 +162,8 @@ func (c *checker) add(e Event) {
 	}
 }
 
-// fault adds the time of a fault. A kill or freeze names a process; its node is the one with a fault.
+// fault adds the time of a fault to c.wrong. A kill or a freeze names a process, but the fault counts for the
+// process's node.
 func (c *checker) fault(e Event) {
 	if mild(e.Op) {
 		return
@@ -171,7 +177,7 @@ func (c *checker) fault(e Event) {
 	}
 }
 
-// order sorts all lists, and sets the ends that are unknown.
+// order sorts all lists. It also sets the End of events that have none.
 func (c *checker) order() {
 	byBegin := func(a, b Event) int { return cmp.Compare(a.Begin, b.Begin) }
 	for _, of := range []map[string][]Event{c.loads, c.refreshes, c.reported} {
@@ -198,8 +204,9 @@ func (c *checker) order() {
 	}
 }
 
-// close sets the end of an invalidation that failed, or whose process was killed. Redis may execute it any time later,
-// and the Loader retries it until it succeeds or until the values concerned have expired.
+// close sets the End of an invalidation that failed, or whose process was killed. Redis may execute such an
+// invalidation at any later time. The Loader retries a failed invalidation until a retry succeeds, or until the
+// invalidated values have expired.
 func (c *checker) close(v *Event) {
 	if v.End != 0 && v.Err == "" {
 		return
@@ -208,7 +215,7 @@ func (c *checker) close(v *Event) {
 	v.Err = ErrStore
 	v.End = max(v.Begin, v.End) + int64(c.TTL+max(c.StaleFor, c.StaleIfError)+c.LoadTimeout+2*time.Second)
 	for _, retry := range c.reported[v.Process+" "+v.Key+" invalidate-retried"] {
-		// A retry that ran already when this one failed may be that of an earlier invalidation.
+		// A retry that began before this invalidation failed, or at about that time, may belong to an earlier invalidation.
 		if returned == 0 || retry.Begin < returned+int64(c.StoreTimeout+slack) {
 			continue
 		}
@@ -222,11 +229,11 @@ func (c *checker) close(v *Event) {
 	}
 }
 
-// healthy reports whether nothing was wrong with these nodes, or with any node if none is named, between the two times.
-// A fault of Redis concerns every node.
+// healthy reports whether the given nodes had no fault between the two times. Without a given node, healthy asks this
+// about all nodes. A fault of Redis counts for every node.
 func (c *checker) healthy(from, to int64, nodes ...string) bool { return c.clean(nil, from, to, nodes) }
 
-// clean is healthy, without the spans that except returns true for.
+// clean is like healthy, but ignores the spans for which except returns true.
 func (c *checker) clean(except func(span) bool, from, to int64, nodes []string) bool {
 	for _, s := range c.wrong {
 		if s.begin > to {
@@ -282,7 +289,8 @@ func (r Report) String() string {
 	return b.String()
 }
 
-// Around lists what happened to the key of a violation shortly before it, without Gets that were answered by L1.
+// Around lists what happened to the key of a violation shortly before the violation, without the Gets that L1
+// answered.
 func (r Report) Around(events []Event, v Violation, before time.Duration) string {
 	key := ""
 	if len(v.Events) > 0 {
@@ -308,9 +316,11 @@ func (r Report) Around(events []Event, v Violation, before time.Duration) string
 // String formats the counts as one line.
 func (s Stats) String() string {
 	return fmt.Sprintf("%d Gets %v errors %v, %d loads (G1 checked for %d; %d overlapped another load, under faults), "+
+		"%d loads without a database, %d failures of another node judged, "+
 		"%d takeovers, %d invalidations, %d refreshes, %d store changes seen, "+
 		"faults %v, events %v, %d gaps, %.0f %% of %v healthy, longest Get %v",
-		s.Gets, s.Outcomes, s.Errors, s.Loads, s.Judged, s.Overlaps, s.Takeovers, s.Invalidations, s.Refreshes, s.Samples,
+		s.Gets, s.Outcomes, s.Errors, s.Loads, s.Judged, s.Overlaps, s.NoDB, s.Foreign,
+		s.Takeovers, s.Invalidations, s.Refreshes, s.Samples,
 		s.Faults, s.Events, s.Gaps, 100*s.Healthy, s.Length.Round(time.Millisecond), s.MaxGet.Round(time.Millisecond))
 }
 

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// limits are the settings of the histories in this file. Their times are milliseconds.
+// limits are the settings of the Loaders in the histories of this file.
 var limits = Limits{
 	TTL: 400 * time.Millisecond, StaleFor: 400 * time.Millisecond, StaleIfError: 800 * time.Millisecond,
 	LocalTTL: 300 * time.Millisecond, LockTTL: 300 * time.Millisecond, StoreTimeout: 50 * time.Millisecond,
@@ -15,15 +15,16 @@ var limits = Limits{
 	Jitter: 0.1, MaxLoads: 2,
 }
 
-// ms is a time in a history. Histories begin at 10 s, so that no time is negative.
+// ms returns a time in a history, t milliseconds after its begin. A history begins at 10 s, so that no time is
+// negative.
 func ms(t int) int64 { return int64(10*time.Second) + int64(t)*int64(time.Millisecond) }
 
-// load is a Load. who is a process; id is unique among the loads of that process.
+// load returns a Load event. who is the process that loads. id is unique among the loads of that process.
 func load(who string, id int64, key string, begin, end int, outcome string) Event {
 	return Event{Kind: Load, Process: who, ID: id, Key: key, Begin: ms(begin), End: ms(end), Outcome: outcome}
 }
 
-// published is a load that succeeded, and the event that reports that its value was stored.
+// published returns a load that succeeded, and the event that reports that its value was stored.
 func published(who string, id int64, key string, begin, end int) []Event {
 	return []Event{
 		load(who, id, key, begin, end, "ok"),
@@ -31,7 +32,7 @@ func published(who string, id int64, key string, begin, end int) []Event {
 	}
 }
 
-// get is a Get that was answered by a load.
+// get returns a Get event. The load of the event by made the value that the Get returned.
 func get(who string, begin, end int, outcome string, by Event) Event {
 	return Event{
 		Kind: Get, Process: who, Key: by.Key, Begin: ms(begin), End: ms(end), Outcome: outcome, Deadline: ms(begin + 5000),
@@ -64,7 +65,7 @@ func fault(who, op string, begin, end int) Event {
 	return Event{Kind: Fault, Process: who, ID: int64(begin), Begin: ms(begin), End: ms(end), Op: op}
 }
 
-// join makes one history of events and lists of events.
+// join joins events and lists of events to one history.
 func join(parts ...any) []Event {
 	var all []Event
 	for _, p := range parts {
@@ -84,21 +85,22 @@ var (
 	third  = published("n0.1", 2, "a", 700, 750)
 )
 
-// A history without a violation. Each of its events is checked by a rule.
+// Check must report no violation for a history that keeps all promises.
 func TestGoodHistory(t *testing.T) {
 	absent := load("n1.1", 2, "b", 100, 120, "absent")
-	failed := load("n1.1", 3, "c", 100, 120, "failed")
+	failed, failedThere := load("n1.1", 3, "c", 100, 120, "failed"), load("n0.1", 3, "c", 130, 140, "failed")
 	good := join(
 		first, get("n0.1", 0, 51, "loaded", first[0]), get("n0.1", 10, 51, "coalesced", first[0]),
 		get("n1.1", 5, 52, "loaded-elsewhere", first[0]), get("n1.1", 300, 300, "hit", first[0]),
 		get("n1.1", 420, 420, "stale", first[0]), get("n1.1", 420, 420, "", first[0]),
 		second, sampleOf(460, 461, second[0]), get("n0.1", 470, 471, "shared", second[0]),
 		invalidation("n0.1", "invalidate", 600, 610),
-		get("n1.1", 605, 605, "hit", second[0]), // began before the invalidation had returned
-		get("n1.1", 700, 700, "hit", second[0]), // the announcement may not have arrived yet
+		get("n1.1", 605, 605, "hit", second[0]), // allowed: the Get began before the invalidation had returned
+		get("n1.1", 700, 700, "hit", second[0]), // allowed: the announcement may not have arrived yet
 		third, get("n0.1", 700, 751, "loaded", third[0]), get("n1.1", 760, 760, "shared", third[0]),
 		absent, failedGet("n1.1", 90, 121, ErrAbsent, &absent),
-		failed, failedGet("n0.1", 90, 121, ErrLoad, &failed), failedGet("n2.1", 200, 201, ErrLoad, &failed),
+		failed, failedGet("n1.1", 90, 121, ErrLoad, &failed), failedGet("n1.1", 200, 201, ErrLoad, &failed),
+		failedThere, failedGet("n0.1", 125, 141, ErrLoad, &failedThere), failedGet("n2.1", 200, 201, ErrLoad, &failedThere),
 	)
 	if r := Check(good, limits); len(r.Violations) > 0 {
 		t.Errorf("violations in a history that has none:\n%s", r)
@@ -109,10 +111,10 @@ func TestGoodHistory(t *testing.T) {
 type badHistory struct {
 	name, rule string
 	wrong      []Event
-	excuse     []Event // together with these events, the rule is not broken; nil = there is no excuse
+	excuse     []Event // if the history also has these events, the rule is not broken; nil = no excuse exists
 }
 
-// Each rule finds the histories that break it.
+// Check must find the broken rule in each bad history, and must not find it if the history has the excuse.
 func TestRules(t *testing.T) {
 	for _, s := range slices.Concat(badLoads(), badInvalidations(), badTimes(), badAnswers()) {
 		finds := func(events []Event) bool {
@@ -127,7 +129,7 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// G1.
+// badLoads returns histories that break G1.
 func badLoads() []badHistory {
 	overlapping := load("n1.1", 1, "a", 40, 90, "ok")
 	early := load("n1.1", 1, "a", 200, 250, "ok")
@@ -143,12 +145,15 @@ func badLoads() []badHistory {
 		})},
 		{"a load although the value is fresh", "G1 too early", join(first, early),
 			join(Event{Kind: Refresh, Process: "n1.1", ID: 1, Key: "a", Begin: ms(199), End: ms(260)})},
-		{"a load within the back-off", "G1 too early", join(failed, load("n1.1", 1, "a", 100, 120, "ok")),
+		{"a load within the back-off", "G1 too early", join(failed, load("n0.1", 2, "a", 100, 120, "ok")),
 			join(invalidation("n1.1", "invalidate", 60, 70))},
+		{"a load within the back-off of two nodes", "G1 too early",
+			join(failed, load("n1.1", 1, "a", 100, 105, "failed"), load("n2.1", 1, "a", 200, 220, "ok")),
+			join(fault("n1.1", FaultFreeze, -500, -100))},
 	}
 }
 
-// G2.
+// badInvalidations returns histories that break G2.
 func badInvalidations() []badHistory {
 	failed := load("n0.1", 1, "a", 0, 50, "failed")
 	failedInvalidate := invalidation("n0.1", "invalidate", 100, 150)
@@ -181,13 +186,13 @@ func badInvalidations() []badHistory {
 	}
 }
 
-// G3, G4, G5.
+// badTimes returns histories that break G3, G4 or G5.
 func badTimes() []badHistory {
 	absent := load("n0.1", 1, "a", 0, 50, "absent")
 	stuck := load("n0.1", 1, "a", 0, 5000, "ok")
 	unfinished := stuck
 	unfinished.End, unfinished.Outcome = 0, ""
-	calm := invalidation("n0.1", "invalidate", 9000, 9001) // so that the run ends much later
+	calm := invalidation("n0.1", "invalidate", 9000, 9001) // makes the run end much later
 	calm.Key = "z"
 	late := get("n0.1", 0, 5100, "loaded", first[0])
 	return []badHistory{
@@ -214,7 +219,7 @@ func badTimes() []badHistory {
 	}
 }
 
-// G7, and where values come from.
+// badAnswers returns histories that break G7 or the rule values.
 func badAnswers() []badHistory {
 	failed := load("n0.1", 1, "a", 0, 50, "failed")
 	foreign := get("n1.1", 100, 101, "shared", first[0])
@@ -231,6 +236,11 @@ func badAnswers() []badHistory {
 			join(fault("n0", FaultRefuse, -200, -100))},
 		{"a failure after its back-off", "G7 errors", join(failed, failedGet("n1.1", 400, 401, ErrLoad, &failed)),
 			join(fault("", FaultRedisFreeze, 60, 390))},
+		{"a failure of one other node", "G6 failure of another node",
+			join(failed, failedGet("n1.1", 60, 61, ErrLoad, &failed)), join(load("n2.1", 1, "a", -100, -50, "failed"))},
+		{"a failure of another node without a database", "G6 failure of another node",
+			join(fault("n0", FaultNoDB, -10, 100), failed, failedGet("n1.1", 60, 61, ErrLoad, &failed)),
+			join(fault("n0.1", FaultFreeze, -500, -100))},
 		{"a time-out without a slow load", "G7 errors", join(first, failedGet("n0.1", 0, 60, ErrTimeout, nil)), nil},
 		{"a value that no load returned", "values", join(first, foreign), nil},
 		{"a value of a failed load", "values", join(failed, get("n0.1", 0, 51, "loaded", failed)), nil},
@@ -238,8 +248,8 @@ func badAnswers() []badHistory {
 	}
 }
 
-// A killed process leaves half a line, and the events that it had begun have no End. Half a line anywhere else is an
-// error.
+// A killed process leaves half a line at the end of its file. decode must drop that line. An event that was written
+// only at its begin must have no End. Half a line anywhere else must be an error.
 func TestDecode(t *testing.T) {
 	text := `{"k":"load","p":"n0.1","i":1,"key":"a","b":10}
 {"k":"load","p":"n0.1","i":2,"key":"b","b":11}
@@ -254,7 +264,8 @@ func TestDecode(t *testing.T) {
 	}
 }
 
-// The same seed gives the same faults, another seed gives others. No node has two faults at a time.
+// The same seed must give the same faults, and another seed must give other faults. No node may have two faults at a
+// time.
 func TestPlan(t *testing.T) {
 	const length = time.Minute
 	plan := NewPlan(5, length, 4)

@@ -9,8 +9,9 @@ import (
 	"unsafe"
 )
 
-// DB is the database behind the caches: a version number per key, in a file that all processes map into memory. So it
-// is linearizable, costs nothing, and survives every process.
+// DB is the database behind the caches. It holds a version number per key, and a mark per node, in a file that all
+// processes map into memory. So reads and writes are atomic and cost almost nothing, and the data survives the death
+// of a process.
 type DB struct {
 	memory []byte
 }
@@ -31,8 +32,13 @@ func OpenDB(path string) (*DB, error) {
 	return &DB{memory}, err
 }
 
-// Row is the version of the key with this number.
+// Row returns the version of the key with this index in [Keys].
 func (d *DB) Row(key int) *atomic.Int64 { return (*atomic.Int64)(unsafe.Pointer(&d.memory[8*key])) }
+
+// Gone returns whether the node with this number cannot reach the database: 0 = it can.
+func (d *DB) Gone(node int) *atomic.Int64 {
+	return (*atomic.Int64)(unsafe.Pointer(&d.memory[dbSize/2+8*node]))
+}
 
 // Close unmaps the file.
 func (d *DB) Close() error { return syscall.Munmap(d.memory) }

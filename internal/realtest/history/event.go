@@ -1,13 +1,13 @@
-// Package history records what a fleet of Loaders does under faults, and checks that history against the promises of
-// refill.
+// Package history records what a fleet of Loaders does under faults. It checks this history against the guarantees
+// of refill (G1 to G8 in docs/guarantees.md).
 //
-// Each process writes what happens to it as JSON lines to its own file ([Log]). The test writes the faults that it
-// injects. [Read] reads all files, and [Check] reports every broken promise. [Run] is what a process of the fleet does.
-// [NewPlan] draws the faults from a seed.
+// Each process of the fleet executes [Run], and writes its events as JSON lines to its own file ([Log]). The test
+// draws the faults from a seed ([NewPlan]), and writes the injected faults to another file. [Read] reads all files,
+// and [Check] reports every broken promise.
 //
-// Times are nanoseconds since 1970 by the wall clock (time.Time.UnixNano). All processes and Redis run on one machine.
-// So these times can be compared with each other, and with the times in the records, which are Redis's TIME. Setting
-// that machine's clock back during a run spoils the run.
+// Times are nanoseconds since 1970 by the wall clock (time.Time.UnixNano). All processes and Redis run on one
+// machine. So these times can be compared with each other, and with the times in records, which come from Redis's
+// TIME. If the machine's clock is set back during a run, the result of the run is worthless.
 package history
 
 import (
@@ -37,26 +37,27 @@ const (
 	OnEvent      Kind = "on-event"     // an event that the Loader reported to OnEvent: Op is the name of its kind
 	Gap          Kind = "gap"          // Process (empty: the test or Redis) did not run in this time: the machine was busy
 	Sample       Kind = "sample"       // a value that the test read from Redis itself
-	Fault        Kind = "fault"        // what the test did to Process (empty: to Redis, so to all); Op is its kind
+	Fault        Kind = "fault"        // what the test did to Process (empty: to Redis); Op is the kind of fault
 )
 
 // Event is one line of a history.
 type Event struct {
 	Kind    Kind   `json:"k"`
 	Process string `json:"p,omitempty"` // "n2.3" is the third process of node n2
-	ID      int64  `json:"i,omitempty"` // of a Load, Invalidation or Refresh in its process
+	ID      int64  `json:"i,omitempty"` // numbers the Loads, and the Invalidations and Refreshes, of a process
 	Key     string `json:"key,omitempty"`
 	Begin   int64  `json:"b"`
-	End     int64  `json:"e,omitempty"` // 0 = unknown: the process was killed before
-	// Op is "invalidate" or "expire", the kind of a Fault, or the name of an event kind of refill.
+	End     int64  `json:"e,omitempty"` // 0 = unknown, because the process was killed before the end
+	// Op is "invalidate" or "expire", the kind of a Fault, or the name of an event kind of refill. It is FaultNoDB for a
+	// Load that could not reach the database.
 	Op string `json:"op,omitempty"`
-	// Outcome of a Get is the string of its refill.Outcome, or empty if the call does not return one. Of a Load: ok,
-	// absent, failed, or ended (its context had ended). Of a Sample: fresh or expired.
+	// Outcome of a Get is the string of its refill.Outcome, or empty if the call returns no Outcome. A Load has ok,
+	// absent, failed, or ended (its context had ended). A Sample has fresh or expired.
 	Outcome string `json:"o,omitempty"`
 	// Err is empty for nil. Otherwise it is one of the Err constants, or the text of an error that must not occur.
 	Err      string `json:"err,omitempty"`
-	Deadline int64  `json:"d,omitempty"` // of a Get's context
-	// Version of an Invalidation is what the database held when it began; of a Load, what it read.
+	Deadline int64  `json:"d,omitempty"` // the deadline of a Get's context
+	// Version is what the database held when an Invalidation began, or what a Load read.
 	Version int64  `json:"v,omitempty"`
 	Value   *Value `json:"val,omitempty"`
 }
@@ -64,14 +65,15 @@ type Event struct {
 // The errors that a Get may return.
 const (
 	ErrCtx        = "ctx"
-	ErrAbsent     = "absent"     // ErrNotFound, with the load that said so as Value
-	ErrLoad       = "load"       // a LoadError, with the load that failed as Value
-	ErrTimeout    = "timeout"    // a LoadError about LoadTimeout
-	ErrOverloaded = "overloaded" // ErrOverloaded
+	ErrAbsent     = "absent"     // ErrNotFound; Value names the load that returned it
+	ErrLoad       = "load"       // a LoadError; Value names the load that failed
+	ErrTimeout    = "timeout"    // a LoadError whose Timeout is true
+	ErrOverloaded = "overloaded" // refill.ErrOverloaded
 	ErrStore      = "store"      // of an Invalidation: Redis did not answer
 )
 
-// Value is what the fleet caches. It names the load that made it. An ErrNotFound and a failure carry it in their text.
+// Value is what the fleet caches. A Value names the load that made it. If a load fails or returns ErrNotFound, the
+// text of its error contains the Value.
 type Value struct {
 	Key     string `json:"key"`
 	Version int64  `json:"v"`
@@ -101,16 +103,17 @@ func (l *Log) Write(e Event) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	_, _ = l.file.Write(append(line, '\n')) // Check finds a history that lacks something to be wrong
+	_, _ = l.file.Write(append(line, '\n')) // if a line is lost, Check reports a violation
 }
 
 // Close closes the file.
 func (l *Log) Close() error { return l.file.Close() }
 
-// Now is the time as an Event has it.
+// Now returns the current time in nanoseconds since 1970.
 func Now() int64 { return time.Now().UnixNano() }
 
-// Read returns the events of all files of a directory. An event that was written twice counts once, as written last.
+// Read returns the events of all files of a directory. An event that was written at its begin and at its end counts
+// once, as written last.
 func Read(dir string) ([]Event, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.jsonl"))
 	if err != nil {
@@ -133,8 +136,8 @@ func Read(dir string) ([]Event, error) {
 	return all, nil
 }
 
-// decode reads one file. The last line may be incomplete: its writer was killed. An incomplete line before it is an
-// error.
+// decode reads one file. The last line may be incomplete, because its writer was killed. Any other incomplete line
+// is an error.
 func decode(r io.Reader) ([]Event, error) {
 	type identity struct {
 		process string
@@ -167,7 +170,7 @@ func decode(r io.Reader) ([]Event, error) {
 	}
 }
 
-// node is the node of a process: "n2" for "n2.3".
+// node returns the node of a process, for instance "n2" for "n2.3".
 func node(process string) string {
 	name, _, _ := strings.Cut(process, ".")
 	return name

@@ -22,15 +22,16 @@ import (
 	"github.com/refill-go/refill/backend/goredis"
 )
 
-// Name is the Loader's.
+// Name is the name of the fleet's Loaders.
 const Name = "history"
 
-// Keys are the keys that the fleet reads. The last one is never written, so that G1 can be checked on it without
-// excuses.
+// Keys are the keys that the fleet reads. No process writes the last key. So no invalidation excuses an extra load
+// of that key.
 var Keys = []string{"a", "b", "c", "d", "calm"}
 
-// Promised returns the settings of the Loaders of a run, for Check. In one run of three a value outlives an Invalidate
-// that failed and is retried. In the other runs values live shorter, which causes more loads.
+// Promised returns the settings of the Loaders of a run, for Check. In one run of three, a value lives longer than
+// the Loader needs to retry an Invalidate that failed. In the other runs, values live shorter, which causes more
+// loads.
 func Promised(seed uint64) Limits {
 	l := short
 	if seed%3 == 0 {
@@ -57,8 +58,9 @@ func (l Limits) config() refill.Config {
 // Args are the arguments of a process of the fleet.
 type Args struct {
 	Process string
-	Addr    string // of its proxy in front of Redis
-	Dir     string // of its history and the database
+	Node    int
+	Addr    string // address of the node's proxy in front of Redis
+	Dir     string // the directory of the histories and the database
 	Seed    uint64
 	Limits  Limits
 }
@@ -108,7 +110,8 @@ func Run(ctx context.Context, args Args) error {
 	return p.loader.Close()
 }
 
-// Heartbeat writes a Gap each time this process did not run: it was frozen, or the machine was busy.
+// Heartbeat writes a Gap for each time in which this process did not run, because it was frozen or the machine was
+// busy.
 func Heartbeat(ctx context.Context, log *Log, process string) {
 	ticker := time.NewTicker(5 * time.Millisecond)
 	defer ticker.Stop()
@@ -145,6 +148,12 @@ func (p *process) load(ctx context.Context, key string) (Value, error) {
 	e.Version = p.db.Row(row(key)).Load()
 	p.log.Write(e)
 	v := Value{Key: key, Version: e.Version, Began: e.Begin, Process: p.Process, Load: e.ID}
+	if p.db.Gone(p.Node).Load() != 0 {
+		e.Op, e.Outcome, e.End = FaultNoDB, "failed", Now()
+		p.log.Write(e)
+		text, _ := json.Marshal(v)
+		return v, errors.New(string(text))
+	}
 	timer := time.NewTimer(p.loadTime())
 	defer timer.Stop()
 	e.Outcome = "ok"
@@ -180,8 +189,8 @@ func (p *process) load(ctx context.Context, key string) (Value, error) {
 	return v, nil
 }
 
-// provoke makes the writer write the key at this moment, in one of oneIn calls. A race of an Invalidate with a read, or
-// with the end of a load, lasts less than a millisecond.
+// provoke makes the writer write the key at once, in one of oneIn calls. Without provoke, an Invalidate would rarely
+// race with a read or with the end of a load, because such a race lasts less than a millisecond.
 func (p *process) provoke(key string, oneIn int) {
 	if rand.IntN(oneIn) > 0 || row(key) == len(Keys)-1 {
 		return
@@ -192,8 +201,8 @@ func (p *process) provoke(key string, oneIn int) {
 	}
 }
 
-// loadTime draws the length of a load: sometimes almost nothing, sometimes longer than LockTTL and TTL, and rarely
-// longer than LoadTimeout.
+// loadTime draws the length of a load. Sometimes the length is almost nothing, sometimes longer than LockTTL, and
+// rarely longer than LoadTimeout.
 func (p *process) loadTime() time.Duration {
 	ms := func(least, most int) time.Duration {
 		return time.Duration(least*1000+rand.IntN((most-least)*1000)) * time.Microsecond
@@ -218,7 +227,7 @@ func row(key string) int {
 	panic("no such key: " + key)
 }
 
-// reader calls Get, for the first keys more often than for the last ones.
+// reader calls Get again and again. It chooses the first keys more often than the last keys.
 func (p *process) reader(ctx context.Context, rnd *rand.Rand) {
 	for pause(ctx, rnd, 3, 25) {
 		key := Keys[min(rnd.IntN(len(Keys)), rnd.IntN(2*len(Keys)))]
@@ -231,7 +240,7 @@ func (p *process) reader(ctx context.Context, rnd *rand.Rand) {
 func (p *process) get(rnd *rand.Rand, key string) {
 	limit := between(rnd, 500, 3500)
 	if rnd.IntN(12) == 0 {
-		limit = between(rnd, 10, 80) // leaves before most loads end
+		limit = between(rnd, 10, 80) // the context of this call ends before most loads end
 	}
 	e := Event{Kind: Get, Process: p.Process, Key: key, Begin: Now()}
 	deadline := time.Now().Add(limit)
@@ -241,12 +250,12 @@ func (p *process) get(rnd *rand.Rand, key string) {
 	var v Value
 	var err error
 	switch rnd.IntN(16) {
-	case 0, 1, 2, 3: // its path is shorter than that of GetResult
+	case 0, 1, 2, 3: // plain Get, which returns no Outcome
 		v, err = p.loader.Get(ctx, key)
 	case 4:
 		r, ok := p.loader.Peek(ctx, key)
 		if !ok {
-			return // Peek does not say why
+			return // Peek found nothing; there is nothing to check
 		}
 		v, e.Outcome = r.Value, r.Outcome.String()
 	default:
@@ -299,7 +308,7 @@ func named(text string) *Value {
 	return &v
 }
 
-// writer changes the database and then invalidates or expires the cached value, in the same order as users do.
+// writer changes the database and then invalidates or expires the cached value, as users do.
 func (p *process) writer(ctx context.Context, rnd *rand.Rand) {
 	for {
 		timer := time.NewTimer(between(rnd, 100, 900))
@@ -325,7 +334,7 @@ func (p *process) refresher(ctx context.Context, rnd *rand.Rand) {
 	}
 }
 
-// do calls f, and writes its begin and its end.
+// do calls f, and writes e at the begin and at the end of the call.
 func (p *process) do(e Event, f func(context.Context, ...string) error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
@@ -351,7 +360,7 @@ func pause(ctx context.Context, rnd *rand.Rand, least, most int) bool {
 	}
 }
 
-// RedisKeys are the Redis keys of the value, lease and claim of a key.
+// RedisKeys returns the Redis keys of the value, the lease and the claim of a key.
 func RedisKeys(key string) [3]string {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(Name + ":" + key)) // never fails

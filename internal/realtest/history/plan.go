@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// The kinds of faults. During a soft one every node can still reach its store. During the mild one Redis stays healthy
-// in the sense of the promises.
+// The kinds of faults. During a soft fault every node can still reach its store. During a mild fault all promises
+// hold.
 const (
 	FaultKill      = "kill"       // kill -9 of a process; the node starts again at the end
 	FaultFreeze    = "freeze"     // SIGSTOP of a process, SIGCONT at the end
@@ -15,8 +15,9 @@ const (
 	FaultReset     = "reset"      // the proxy cuts all connections of a node
 	FaultBlackHole = "black-hole" // nothing passes the proxy
 	FaultRefuse    = "refuse"     // the proxy refuses connections
-	FaultLose      = "lose-reply" // the server executes a command of the kind Arg, and its reply is lost
+	FaultLose      = "lose-reply" // the server executes a command Arg of a node, and the reply is lost
 	FaultJitter    = "jitter"     // mild: replies of a node are up to 10 ms late, in changing order
+	FaultNoDB      = "no-db"      // mild: each load of a node fails at once
 
 	FaultRedisFreeze = "redis-freeze"
 	FaultRedisKill   = "redis-kill" // the server starts again, empty, at the end
@@ -25,11 +26,12 @@ const (
 	FaultGarbage     = "garbage"    // soft: foreign bytes under the value, lease or claim of a key
 )
 
-// perNode are the faults of one node, perRedis those of Redis. A fault is drawn as often as it is listed.
+// perNode lists the faults of one node, perRedis the faults of Redis. A fault that is listed twice is drawn twice as
+// often. lostReplies lists the commands whose reply FaultLose may discard.
 var (
 	perNode = []string{
 		FaultKill, FaultKill, FaultFreeze, FaultFreeze, FaultSlow, FaultReset, FaultBlackHole, FaultRefuse,
-		FaultLose, FaultLose, FaultLose,
+		FaultLose, FaultLose, FaultLose, FaultNoDB, FaultNoDB,
 	}
 	perRedis = []string{
 		FaultRedisFreeze, FaultRedisKill, FaultPubSub, FaultPubSub, FaultFlush, FaultGarbage, FaultGarbage, FaultGarbage,
@@ -37,25 +39,25 @@ var (
 	lostReplies = []string{"evalsha", "get", "set", "subscribe", "eval"}
 )
 
-// soft reports whether every node can reach its store all through a fault of this kind.
+// soft reports whether every node can still reach its store during such a fault.
 func soft(op string) bool { return op == FaultPubSub || op == FaultFlush || op == FaultGarbage }
 
-// mild reports whether all promises hold all through a fault of this kind.
-func mild(op string) bool { return op == FaultJitter }
+// mild reports whether all promises hold during such a fault.
+func mild(op string) bool { return op == FaultJitter || op == FaultNoDB }
 
 // Planned is one fault of a plan.
 type Planned struct {
 	Op    string
 	Node  int // -1: Redis
 	At    time.Duration
-	For   time.Duration   // 0: it ends at once
+	For   time.Duration   // 0: the fault ends at once
 	Arg   string          // of FaultLose: the command whose reply is lost
-	Steps []time.Duration // of FaultJitter: the lengths of the times in which replies are late, in time, late, …
-	Seed  uint64          // for what is drawn during the fault
+	Steps []time.Duration // of FaultJitter: how long replies are late, then in time, then late, …
+	Seed  uint64          // for random numbers during the fault
 }
 
-// A cycle of a plan begins with a quiet part, in which G1 and the bounds of a healthy fleet can be checked. The faults
-// follow, and a calm part in which everything heals.
+// A plan consists of cycles. A cycle begins with a quiet part, in which Check can judge G1 and the bounds of a
+// healthy fleet. Then come the faults, and then a calm part in which the fleet heals.
 const (
 	cycle = 10 * time.Second
 	quiet = 3 * time.Second
@@ -66,7 +68,7 @@ const (
 func NewPlan(seed uint64, length time.Duration, nodes int) []Planned {
 	rnd := rand.New(rand.NewPCG(seed, 1))
 	var plan []Planned
-	busy := make([]time.Duration, nodes+1) // until when each node, and last Redis, has a fault
+	busy := make([]time.Duration, nodes+1) // until when each node has a fault; the last element is for Redis
 	add := func(p Planned) {
 		who := p.Node
 		if who < 0 {
@@ -78,7 +80,7 @@ func NewPlan(seed uint64, length time.Duration, nodes int) []Planned {
 		busy[who] = p.At + p.For + 50*time.Millisecond
 		plan = append(plan, p)
 	}
-	alone := cycle + time.Second // not in the first cycle: a short run uses all of its quiet part for G1
+	alone := cycle + time.Second // after the first cycle, so that a short run has a quiet part without faults
 	for at := 500 * time.Millisecond; at < length-calm; {
 		if at >= alone && at < length-calm-time.Second {
 			add(stopLong(rnd, at, nodes))
@@ -88,7 +90,11 @@ func NewPlan(seed uint64, length time.Duration, nodes int) []Planned {
 		}
 		in := at % cycle
 		if in < quiet || in > cycle-calm {
-			add(jitter(rnd, at, nodes))
+			if rnd.IntN(3) == 0 {
+				add(noDB(rnd, at, nodes))
+			} else {
+				add(jitter(rnd, at, nodes))
+			}
 			at += between(rnd, 300, 900)
 			continue
 		}
@@ -104,7 +110,8 @@ func NewPlan(seed uint64, length time.Duration, nodes int) []Planned {
 	return plan
 }
 
-// draw draws a fault, its victim and its length. In half of the cases it outlasts a lease.
+// draw draws a fault, its victim and its length. About a third of the faults last longer than a lease (LockTTL 300
+// ms).
 func draw(rnd *rand.Rand, nodes int) Planned {
 	p := Planned{Node: -1, Op: perRedis[rnd.IntN(len(perRedis))]}
 	if rnd.IntN(3) > 0 {
@@ -119,14 +126,16 @@ func draw(rnd *rand.Rand, nodes int) Planned {
 		p.For = between(rnd, 20, 900)
 	case FaultSlow:
 		p.For = between(rnd, 100, 700)
+	case FaultNoDB:
+		p.For = between(rnd, 300, 1200)
 	case FaultLose:
 		p.For, p.Arg = between(rnd, 50, 300), lostReplies[rnd.IntN(len(lostReplies))]
 	}
 	return p
 }
 
-// stopLong draws a process that stops while everything else is healthy, for so long that another process must take
-// over.
+// stopLong draws a kill or freeze of one process while the rest of the fleet is healthy. The fault lasts so long
+// that another process must take over a load.
 func stopLong(rnd *rand.Rand, at time.Duration, nodes int) Planned {
 	op := FaultKill
 	if rnd.IntN(2) == 0 {
@@ -135,8 +144,13 @@ func stopLong(rnd *rand.Rand, at time.Duration, nodes int) Planned {
 	return Planned{Op: op, Node: rnd.IntN(nodes), At: at, For: between(rnd, 900, 1000)}
 }
 
-// jitter draws a time in which a node's replies are late and in time alternately. So the reply to the first request may
-// arrive last.
+// noDB draws a time in which a node cannot reach its database.
+func noDB(rnd *rand.Rand, at time.Duration, nodes int) Planned {
+	return Planned{Op: FaultNoDB, Node: rnd.IntN(nodes), At: at, For: between(rnd, 300, 1200)}
+}
+
+// jitter draws a time in which a node's replies are alternately late and in time. So the reply to the first of
+// several requests may arrive last.
 func jitter(rnd *rand.Rand, at time.Duration, nodes int) Planned {
 	p := Planned{Op: FaultJitter, Node: rnd.IntN(nodes), At: at, For: between(rnd, 200, 700)}
 	for t := time.Duration(0); t < p.For; {

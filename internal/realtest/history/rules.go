@@ -8,28 +8,31 @@ import (
 	"time"
 )
 
-// rules check the promises G1–G7, each as far as a history shows it. G7 (which errors a Get may return) and G4 (no Get
-// waits for too long) also cover G6. The test checks G8 at the end of the run.
+// rules check the promises G1–G7, as far as a history shows them. g6 checks that the failures of one node stay with
+// that node. g7Errors (which errors a Get may return) and g4Deadline (how long a Get may take) cover the rest of G6.
+// TestHistory checks G8 at the end of the run.
 var rules = []func(*checker){
 	(*checker).g1, (*checker).g2SameProcess, (*checker).g2Retried, (*checker).g2Store, (*checker).g2Announced,
-	(*checker).g3Store, (*checker).g3Node, (*checker).g4Deadline, (*checker).g4Takeover, (*checker).g5,
+	(*checker).g3Store, (*checker).g3Node, (*checker).g4Deadline, (*checker).g4Takeover, (*checker).g5, (*checker).g6,
 	(*checker).g7Loads, (*checker).g7Errors, (*checker).values,
 }
 
-// g1: there is one load per key per expiry in the fleet, while Redis and all nodes are healthy and nothing invalidates,
-// expires or refreshes the key. During a fault, and shortly after it, a second load is allowed and counted.
+// g1 checks that there is one load per key per expiry in the fleet. g1 judges only times in which Redis and all nodes
+// are healthy and no call invalidates, expires or refreshes the key. During a fault and shortly after a fault, g1
+// allows a second load, and counts it.
 func (c *checker) g1() {
 	for key, loads := range c.loads {
 		for i, y := range loads {
 			overlapped, judged := false, false
 			for j := i - 1; j >= 0 && loads[j].Begin > y.Begin-int64(2*c.LoadTimeout+c.TTL); j-- {
 				x := loads[j]
-				// The claim is taken a moment before the load function begins. An invalidation may remove it from then on.
+				// The node takes the claim of load x a moment before the load function begins. From that moment on, an invalidation
+				// may remove the claim.
 				from := x.Begin - int64(slack)
 				if c.invalidated(key, from, y.Begin) {
 					continue
 				}
-				// If all callers of a load have left, the next load may begin a moment before that one ends.
+				// If all callers of load x have left, load y may begin a moment before x ends.
 				overlap := x.End == 0 || x.End > y.Begin && (x.Outcome != "ended" || x.End > y.Begin+int64(slack))
 				healthy := c.healthy(from, y.Begin)
 				overlapped, judged = overlapped || overlap, judged || healthy
@@ -50,8 +53,8 @@ func (c *checker) g1() {
 	}
 }
 
-// tooEarly reports whether load y began while the value or the failure of load x was still valid. The key was not
-// invalidated between them.
+// tooEarly reports whether load y began while the value or the failure of load x was still valid. The caller has
+// checked that no invalidation came between x and y.
 func (c *checker) tooEarly(x, y Event) bool {
 	if overlaps(c.refreshes[x.Key], x.Begin, y.Begin) {
 		return false
@@ -65,10 +68,29 @@ func (c *checker) tooEarly(x, y Event) bool {
 		until = x.Begin + int64(float64(c.NotFoundTTL)*least)
 	case "failed":
 		// If the last caller leaves at the moment in which the load fails, there is no back-off.
-		return y.Begin < x.End+int64(c.ErrorTTL-slack/2) && !c.wasReported(x, "load-abandoned")
+		return y.Begin < x.End+int64(c.ErrorTTL-slack/2) && !c.wasReported(x, "load-abandoned") &&
+			(y.Process == x.Process || c.second(x))
 	}
 	// If the last caller leaves at the moment in which the load succeeds, the value is not published.
 	return y.Begin < until-int64(slack) && c.wasReported(x, "published")
+}
+
+// second reports whether load x is the second failure in a row, and the first failure was that of another node. Then x
+// holds back all nodes. Otherwise x holds back only its own node.
+func (c *checker) second(x Event) bool {
+	return slices.ContainsFunc(c.loads[x.Key], func(p Event) bool {
+		return p.Outcome == "failed" && p.Process != x.Process && p.End != 0 && p.End <= x.Begin-int64(slack/2) &&
+			x.Begin < p.End+int64(c.ErrorTTL-slack/2) && !c.wasReported(p, "load-abandoned") &&
+			c.healthy(p.Begin-int64(slack), x.End) && !c.invalidated(x.Key, p.Begin-int64(slack), x.End) &&
+			!overlaps(c.refreshes[x.Key], p.Begin, x.End) && !c.succeededBetween(x.Key, p.End, x.Begin)
+	})
+}
+
+// succeededBetween reports whether a load of the key ended between the two times and did not fail.
+func (c *checker) succeededBetween(key string, from, to int64) bool {
+	return slices.ContainsFunc(c.loads[key], func(l Event) bool {
+		return l.End >= from && l.Begin <= to && l.Outcome != "failed"
+	})
 }
 
 // wasReported reports whether OnEvent was called with an event of this kind soon after the end of a load.
@@ -76,8 +98,8 @@ func (c *checker) wasReported(x Event, kind string) bool {
 	return overlaps(c.reported[x.Process+" "+x.Key+" "+kind], x.End, x.End+int64(c.StoreTimeout+slack))
 }
 
-// latest finds, among all events that ended before a given time, the one with the largest number (of is what returns
-// it).
+// latest finds, among all events that ended before a given time, the event with the largest number. The function of
+// returns the number of an event.
 type latest struct {
 	ends []int64
 	best []Event
@@ -98,7 +120,8 @@ func newLatest(events []Event, of func(Event) int64) *latest {
 	return l
 }
 
-// before returns that event, or ok = false if none ended before t.
+// before returns the event with the largest number among those that ended before t. It returns false if no event
+// ended before t.
 func (l *latest) before(t int64) (Event, bool) {
 	if l == nil {
 		return Event{}, false
@@ -114,7 +137,8 @@ func begin(e Event) int64     { return e.Begin }
 func loadBegan(e Event) int64 { return e.Value.Began }
 func version(e Event) int64   { return e.Version }
 
-// latestBy makes a latest of each group of those events that keep returns true for.
+// latestBy takes the events for which keep returns true, groups them by what group returns, and makes a latest of each
+// group.
 func latestBy(
 	events []Event, of func(Event) int64, keep func(Event) bool, group func(Event) string,
 ) map[string]*latest {
@@ -147,10 +171,10 @@ func byKey(e Event) string               { return e.Key }
 func byProcessAndKey(e Event) string     { return e.Process + " " + e.Key }
 func outcome(e Event, of ...string) bool { return slices.Contains(of, e.Outcome) }
 
-// g2SameProcess: after an Invalidate or Expire has returned nil, no later Get of the same process is answered by a load
-// that began before that call. After Expire this holds for a fresh value and for a failure; after Invalidate, for every
-// answer. It holds at all times, whatever happens to Redis and the network. Plain Get does not say whether its value is
-// stale, so it is checked against Invalidate only.
+// g2SameProcess checks that, after an Invalidate or Expire has returned nil, no later Get of the same process is
+// answered by a load that began before that call. After Expire this must hold for fresh values and failures. After
+// Invalidate it must hold for every answer. The promise must hold at all times, whatever happens to Redis and the
+// network. Plain Get does not say whether its value is stale, so this rule checks plain Get against Invalidate only.
 func (c *checker) g2SameProcess() {
 	either := latestBy(c.allInvalidations(), begin, succeeded, byProcessAndKey)
 	invalidates := latestBy(c.allInvalidations(), begin, succeededInvalidate, byProcessAndKey)
@@ -169,8 +193,9 @@ func (c *checker) g2SameProcess() {
 	}
 }
 
-// g2Retried: the same holds for an invalidation that failed, as soon as the Loader reports that a retry succeeded.
-// Until then the process may have read the old value again.
+// g2Retried checks invalidations that failed. As soon as the Loader reports that a retry succeeded, no later Get of
+// the same process may be answered by a load that began before the invalidation. Until then the process may have
+// read the old value again.
 func (c *checker) g2Retried() {
 	done := latestBy(c.retried, begin, succeeded, byProcessAndKey)
 	for _, g := range c.gets {
@@ -184,10 +209,10 @@ func (c *checker) g2Retried() {
 	}
 }
 
-// g2Store: after an invalidation has returned, on any node, the store gives no value of a load that began before it;
-// after Expire, none that is fresh. That concerns later Gets that are answered by the store or by an announcement
-// (outcome shared or loaded-elsewhere), and the values that the test reads itself. It holds at all times. Answers from
-// L1 are checked by g2Announced.
+// g2Store checks that, after an Invalidate has returned on any node, the store gives no value of a load that began
+// before the Invalidate. After an Expire, the store may give such a value, but not as fresh. The rule checks later
+// Gets that were answered by the store or by an announcement (outcome shared or loaded-elsewhere), and the values
+// that the test itself reads. The promise must hold at all times. g2Announced checks answers from L1.
 func (c *checker) g2Store() {
 	all := append(c.allInvalidations(), c.retried...)
 	either := latestBy(all, begin, succeeded, byKey)
@@ -206,10 +231,11 @@ func (c *checker) g2Store() {
 	}
 }
 
-// g2Announced: other nodes drop a value when its invalidation is announced. A moment after the invalidation has
-// returned, a healthy node with a healthy Redis no longer answers from L1, or from a flight, with an older value.
-// During soft faults the node can reach its store, but may miss the announcement. Then L1 stops serving the older value
-// after LocalTTL. A node that cannot reach its store may serve what it has; G5 bounds that.
+// g2Announced checks that other nodes drop a value when its invalidation is announced. A moment after the
+// invalidation has returned, a healthy node with a healthy Redis must not answer from L1, or from a flight, with an
+// older value. During soft faults a node can reach its store, but may miss the announcement. Then L1 must stop
+// serving the older value after LocalTTL. A node that cannot reach its store may serve what L1 has, and G5 limits
+// the age of that value.
 func (c *checker) g2Announced() {
 	done := latestBy(c.allInvalidations(), begin, succeeded, byKey)
 	lostAnnouncement := c.LocalTTL + c.StoreTimeout + slack
@@ -232,9 +258,9 @@ func (c *checker) g2Announced() {
 	}
 }
 
-// g3Store: an older load's value never follows a newer one's in the store. Gets (outcome shared or loaded-elsewhere)
-// and the test read it; a value that none of them read is not checked. It holds at all times, also when Redis comes
-// back empty.
+// g3Store checks that in the store the value of an older load never follows the value of a newer load. g3Store knows
+// the values that the test and Gets (outcome shared or loaded-elsewhere) have read. It cannot check a value that no Get
+// and no sample has read. The promise must hold at all times, also when Redis comes back empty.
 func (c *checker) g3Store() {
 	seen := append(slices.Clone(c.gets), c.samples...)
 	seen = slices.DeleteFunc(seen, func(e Event) bool {
@@ -248,9 +274,9 @@ func (c *checker) g3Store() {
 	}
 }
 
-// g3Node: a healthy node does not serve an older value as fresh after a newer one either. A Refresh is excused: the
-// record that it replaces is as fresh as its own, and a read of the old one may arrive late. A node that loaded without
-// a lease is also excused, because it is not healthy.
+// g3Node checks that a healthy node does not serve an older value as fresh after it has served a newer value. A Refresh
+// is an excuse: the record that a Refresh replaces is still fresh, and a read of that record may arrive late. A node
+// that loaded without a lease is not healthy, so g3Node does not judge that node.
 func (c *checker) g3Node() {
 	fresh := func(e Event) bool { return e.Value != nil && outcome(e, "hit", "shared", "loaded-elsewhere") }
 	newest := latestBy(c.gets, loadBegan, fresh, byProcessAndKey)
@@ -267,8 +293,8 @@ func (c *checker) g3Node() {
 	}
 }
 
-// g4Deadline: no Get outlasts its own context. In a healthy fleet no Get lasts longer than two loads, unless the key
-// was invalidated meanwhile: each invalidation may cost another load.
+// g4Deadline checks that no Get outlasts its own context. In a healthy fleet no Get may last longer than two loads,
+// unless the key was invalidated meanwhile. Each invalidation may cost another load.
 func (c *checker) g4Deadline() {
 	most := 2*c.LoadTimeout + c.LockTTL + 500*time.Millisecond
 	for _, g := range c.gets {
@@ -288,9 +314,10 @@ func (c *checker) ran(from, to int64, process string) bool {
 	return c.clean(stopped, from-int64(slack), to+int64(slack), []string{node(process)})
 }
 
-// g4Takeover: if a process is killed, or frozen for long enough, during a load, another process begins to load the key
-// within LockTTL + 500 ms, if nothing else is wrong. (All nodes read every key all the time.) Whether a stale value was
-// served meanwhile makes no difference to this bound.
+// g4Takeover checks what happens if a process is killed, or frozen for long enough, during a load, while everything
+// else is healthy. Another process must begin to load the key within LockTTL + 500 ms. All nodes read every key all
+// the time, so there is always a process that can take over. The bound is the same whether or not a stale value was
+// served meanwhile.
 func (c *checker) g4Takeover() {
 	for _, s := range c.wrong {
 		most := int64(c.LockTTL + 500*time.Millisecond)
@@ -316,9 +343,9 @@ func (c *checker) g4Takeover() {
 	}
 }
 
-// g5: no value is served that is older, at the begin of the Get, than its outcome allows. Age is counted from the begin
-// of the load. Callers that waited for that very load are excepted: their Get began before the value was published.
-// Times in which the process itself did not run are left out. Age during a Get is not checked.
+// g5 checks that no value is older, at the begin of the Get, than the Get's outcome allows. Age counts from the
+// begin of the load. The rule excepts callers that waited for the load that made the value, because their Get began
+// before the value was published. It also excepts Gets during which the process did not run for a while.
 func (c *checker) g5() {
 	errorOnly := max(c.StaleFor, c.StaleIfError)
 	for _, g := range c.gets {
@@ -349,7 +376,31 @@ func (c *checker) g5() {
 	}
 }
 
-// g7Loads: each process runs at most MaxLoads loads at once, at all times.
+// g6 checks that the failures of one node do not fail other nodes. In a healthy fleet, a Get may return the failure of
+// a load on another node only if a load of the key on a third node, or on the node of the Get, had failed just before.
+// FaultNoDB does not make a fleet unhealthy. So a node without a database must not fail the Gets of other nodes.
+func (c *checker) g6() {
+	for _, g := range c.gets {
+		if g.Err != ErrLoad {
+			continue
+		}
+		x := c.load[loadID{g.Value.Process, g.Value.Load}]
+		reach := int64(c.ErrorTTL + c.StoreTimeout + slack)
+		if x.Process == g.Process || !c.healthy(x.Begin-reach, g.End) {
+			continue
+		}
+		c.report.Stats.Foreign++
+		if !slices.ContainsFunc(c.loads[g.Key], func(p Event) bool {
+			timedOut := p.Outcome == "ended" && time.Duration(p.End-p.Begin) >= c.LoadTimeout-slack
+			return (p.Outcome == "failed" || timedOut) && p.Process != x.Process &&
+				p.End != 0 && p.End <= x.Begin+int64(slack) && p.End >= x.Begin-reach
+		}) {
+			c.violate("G6 failure of another node", g.End, "a Get failed because a load on one other node failed", g, x)
+		}
+	}
+}
+
+// g7Loads checks that each process runs at most MaxLoads loads at once, at all times.
 func (c *checker) g7Loads() {
 	type change struct {
 		at   int64
@@ -377,13 +428,14 @@ func (c *checker) g7Loads() {
 	}
 }
 
-// g7Errors: a Get returns only these errors: that of its context, after the context has ended; that of a load that
-// failed recently; ErrNotFound, if a load returned it; and ErrOverloaded, if its node could not reach Redis.
+// g7Errors checks the errors of Gets. A Get may return the error of its context after the context has ended, and the
+// error of a load that failed recently. It may return ErrNotFound if a load returned ErrNotFound, and ErrOverloaded
+// if its node could not reach Redis. It must not return any other error.
 func (c *checker) g7Errors() {
 	for _, g := range c.gets {
 		ok := true
 		switch g.Err {
-		case "", ErrAbsent: // an absence is a value: checked by values and g5
+		case "", ErrAbsent: // an absence counts as a value, which the rules values and g5 check
 		case ErrCtx:
 			ok = g.End >= g.Deadline-int64(time.Millisecond)
 		case ErrOverloaded:
@@ -404,16 +456,16 @@ func (c *checker) g7Errors() {
 	}
 }
 
-// recent reports whether the failure of a load may answer a Get: the load failed during the Get, or its back-off had
-// not ended. Redis, or the process, may have stood still in between.
+// recent reports whether the failure of a load may answer a Get. The failure may answer the Get if the load failed
+// during the Get, if the back-off had not ended, or if the fleet was not healthy between the load and the Get.
 func (c *checker) recent(load, g Event) bool {
 	until := load.End + int64(c.ErrorTTL+c.StoreTimeout+slack)
 	return load.Begin <= g.End && (g.Begin <= until || !c.healthy(load.Begin, g.Begin))
 }
 
-// values: every value that a Get returned or the store held comes from a load of that very key, with the same version
-// and the same outcome; and each load read what the database held when it began. So no value is invented, belongs to
-// another key, or comes from a load that failed.
+// values checks where values come from. Every value that a Get returned or the store held must come from a load of
+// the same key, with the same version and the same outcome. So no value is invented, belongs to another key, or
+// comes from a load that failed. Each load must have read what the database held when the load began.
 func (c *checker) values() {
 	ends := map[string]string{"": "ok", ErrAbsent: "absent", ErrLoad: "failed"}
 	written := latestBy(c.allInvalidations(), version, all, byKey)

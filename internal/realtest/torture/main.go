@@ -1,8 +1,8 @@
 //go:build unix
 
-// Torture runs the tests behind each promise of refill one by one, with long runs of the random ones. Then it breaks
-// the code in one place for each test, and requires that the test fails. It prints the results as the tables of
-// docs/guarantees.md:
+// Torture runs, one by one, the tests behind each promise of refill. TestHistory, which is random, runs for a long
+// time. With -breaks, torture then breaks a copy of the code in one place for each test, and requires that the test
+// fails. It prints the results as the tables of docs/guarantees.md:
 //
 //	go run ./internal/realtest/torture            # the tests, with a long history (REFILL_TORTURE_FOR, default 5m)
 //	go run ./internal/realtest/torture -breaks    # also the breaks
@@ -44,7 +44,7 @@ type outcome struct {
 	results []string // "result: " lines that the test logged
 	took    time.Duration
 	failed  bool
-	caught  string // the result of the break; empty = not tried
+	caught  string // what try returned for the broken code; empty = not tried
 }
 
 func torture(breaks, write bool, only string) error {
@@ -86,7 +86,7 @@ func torture(breaks, write bool, only string) error {
 	return nil
 }
 
-// moduleRoot is the directory of go.work.
+// moduleRoot returns the directory of go.work.
 func moduleRoot() (string, error) {
 	out, err := exec.Command("go", "env", "GOWORK").Output()
 	if err != nil {
@@ -120,7 +120,7 @@ func prove(root string, p proof) outcome {
 	return o
 }
 
-// run runs one test of the tree at root. passed means that the test ran and passed.
+// run runs the test of a proof in the tree at root. passed means that the test ran and passed.
 func run(root string, p proof, flags ...string) (passed bool, output string) {
 	args := append([]string{"test", "-json", "-count=1", "-timeout=60m", "-run", "^" + p.test + "$"}, flags...)
 	cmd := exec.Command("go", append(args, ".")...)
@@ -145,7 +145,8 @@ func run(root string, p proof, flags ...string) (passed bool, output string) {
 
 const found = "found"
 
-// try breaks a copy of the tree and runs the test there, which must fail.
+// try breaks a copy of the tree and runs the test of p in the copy. If the test fails, try returns found. Otherwise try
+// returns a text that says what went wrong.
 func (m mutant) try(root string, p proof) (caught string) {
 	fmt.Fprintf(os.Stderr, "  broken: %s: ", m.name)
 	defer func() { fmt.Fprintln(os.Stderr, caught) }()
@@ -235,7 +236,7 @@ func table(outcomes map[string]outcome) string {
 	return b.String() + "\n"
 }
 
-// The tables are between these lines of the document.
+// In docs/guarantees.md, the tables are between these two lines.
 const (
 	begin = "<!-- make torture writes from here -->"
 	end   = "<!-- to here -->"

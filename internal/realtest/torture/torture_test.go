@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// The promises name tests that exist, and breaks that can be applied.
+// Each proof in promises must name a test that exists, and each break must apply to exactly one place. Each promise
+// must have at least one break.
 func TestPromises(t *testing.T) {
 	root := filepath.Join("..", "..", "..")
 	for _, p := range promises {

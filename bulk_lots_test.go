@@ -1,0 +1,77 @@
+package refill_test
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/refill-go/refill"
+	"github.com/refill-go/refill/backend/memory"
+	"github.com/refill-go/refill/driver"
+)
+
+// slowPipe is a store whose reads take the time perKey for each key, as reads of large values do on a slow network.
+// calls counts the reads.
+type slowPipe struct {
+	driver.Store
+	perKey time.Duration
+	calls  atomic.Int64
+}
+
+func (s *slowPipe) Get(ctx context.Context, key string) ([]byte, error) {
+	records, err := s.GetMany(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	return records[0], nil
+}
+
+func (s *slowPipe) GetMany(ctx context.Context, keys ...string) ([][]byte, error) {
+	s.calls.Add(1)
+	select {
+	case <-time.After(time.Duration(len(keys)) * s.perKey):
+		return s.Store.GetMany(ctx, keys...)
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// 1,024 keys are fresh in the store, but the store cannot send all their values within one StoreTimeout. GetMany must
+// return all values without a load. Then the store becomes fast. After some calls, one GetMany must read all the values
+// with one call of the store.
+func TestGetManyOfLargeValues(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		shared := memory.New()
+		keys := make([]string, 1024)
+		for i := range keys {
+			keys[i] = fmt.Sprint(i)
+		}
+		cfg := refill.Config{TTL: time.Hour, Shared: shared, LocalTTL: -1}
+		d := &table{}
+		if _, err := bulk(t, d, cfg).GetMany(t.Context(), keys); err != nil {
+			t.Fatal(err)
+		}
+		pipe := &slowPipe{Store: shared, perKey: 2 * ms}
+		cfg.Shared = pipe
+		d.asked()
+		l := bulk(t, d, cfg)
+		for range 2 {
+			got, err := l.GetMany(t.Context(), keys)
+			if loads := d.asked(); err != nil || len(got) != len(keys) || len(loads) != 0 {
+				t.Fatalf("got %d values, %v after %d loads, want all values without a load", len(got), err, len(loads))
+			}
+		}
+		pipe.perKey = 10 * time.Microsecond
+		for range 8 { // GetMany reads in lots of keys; each fast read makes the next lot larger
+			pipe.calls.Store(0)
+			if got, err := l.GetMany(t.Context(), keys); err != nil || len(got) != len(keys) {
+				t.Fatalf("got %d values, %v, want all values", len(got), err)
+			}
+		}
+		if n := pipe.calls.Load(); n != 1 {
+			t.Errorf("got %d exchanges with a fast store, want 1", n)
+		}
+	})
+}

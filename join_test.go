@@ -1,0 +1,159 @@
+package refill_test
+
+import (
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/refill-go/refill"
+	"github.com/refill-go/refill/backend/memory"
+	"github.com/refill-go/refill/driver"
+)
+
+// This file tests callers that join a flight late: when the flight has already answered with an old value, or when its
+// load has begun. The flight must not give a late caller a value that is too old for a Get at that time.
+
+// joinPair makes two nodes that share one store and have a database each: l has d, and peer has other. Node l reaches
+// the store through s.
+func joinPair(t *testing.T, cfg refill.Config) (s *spy, l, peer *refill.Loader[string], d, other *db) {
+	t.Helper()
+	shared := memory.New()
+	s = newSpy(shared)
+	d, other = new(db), new(db)
+	other.version.Store(1)
+	cfg.Jitter, cfg.Shared = -1, s
+	l = node(t, d.load, cfg)
+	cfg.Shared = shared
+	return s, l, node(t, other.load, cfg), d, other
+}
+
+// A Get on node l returns the value of L1 and starts an early refresh. During the load of the refresh, the subscription
+// of l breaks, and the peer invalidates the key and loads a newer value. A second Get on l joins the refresh. The
+// second Get must return the newer value at once, because node l must not trust L1 without a subscription.
+func TestJoiningARefreshWithoutASubscription(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s, l, peer, d, _ := joinPair(t, refill.Config{TTL: 10 * time.Second, EarlyRefresh: 0.5})
+		get(t, l, "k")
+		time.Sleep(6 * time.Second)
+		d.slow(3 * time.Second)
+		get(t, l, "k")
+		synctest.Wait()
+		s.mute.Store(true)
+		s.announce(driver.Announcement{Kind: driver.Disconnected, Err: errDown})
+		if err := peer.Invalidate(t.Context(), "k"); err != nil {
+			t.Error(err)
+		}
+		get(t, peer, "k")
+		time.Sleep(time.Second)
+		began := time.Now()
+		if v := get(t, l, "k"); v != "k v1" || time.Since(began) != 0 {
+			t.Errorf("got %q after %v, want the newer value \"k v1\" at once", v, time.Since(began))
+		}
+	})
+}
+
+// A Get on node l returns the value of the store and starts an early refresh, whose load takes 8 s. The peer
+// invalidates the key and loads a newer value. Node l misses the announcements and does not notice the loss. A Get on l
+// within LocalTTL (1 s) gets the old value. A Get that joins the refresh after LocalTTL must get the newer value.
+func TestJoiningARefreshAfterLocalTTL(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s, l, peer, d, _ := joinPair(t, refill.Config{TTL: 20 * time.Second, EarlyRefresh: 0.5, LocalTTL: time.Second})
+		get(t, l, "k")
+		time.Sleep(11 * time.Second)
+		d.slow(8 * time.Second)
+		get(t, l, "k")
+		synctest.Wait()
+		s.mute.Store(true)
+		if err := peer.Invalidate(t.Context(), "k"); err != nil {
+			t.Error(err)
+		}
+		get(t, peer, "k")
+		time.Sleep(500 * ms)
+		if v := get(t, l, "k"); v != "k v0" {
+			t.Errorf("got %q within LocalTTL, want the value of L1", v)
+		}
+		time.Sleep(4500 * ms)
+		began := time.Now()
+		if v := get(t, l, "k"); v != "k v1" || time.Since(began) != 0 {
+			t.Errorf("got %q after %v, want the newer value \"k v1\" at once", v, time.Since(began))
+		}
+	})
+}
+
+// Node l loads a key. The peer invalidates the key meanwhile, and node l misses the announcement. The store rejects the
+// value of the load. A caller that joined before the load began must get the rejected value. A caller that joined
+// during the load must load again and get a newer value.
+func TestJoiningALoadThatIsRejected(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{took: time.Second}
+		s, l, peer := pair(t, d, refill.Config{TTL: time.Minute})
+		s.mute.Store(true)
+		s.onGet(func() { time.Sleep(100 * ms) })
+		var wg sync.WaitGroup
+		at := func(delay time.Duration, want string) {
+			wg.Go(func() {
+				time.Sleep(delay)
+				if v := get(t, l, "k"); v != want {
+					t.Errorf("the caller after %v got %q, want %q", delay, v, want)
+				}
+			})
+		}
+		at(0, "k v0")
+		at(50*ms, "k v0")
+		at(500*ms, "k v1")
+		at(600*ms, "k v1")
+		time.Sleep(300 * ms)
+		d.version.Store(1)
+		if err := peer.Invalidate(t.Context(), "k"); err != nil {
+			t.Error(err)
+		}
+		wg.Wait()
+		if n := d.loads.Load(); n != 2 {
+			t.Errorf("got %d loads, want 2", n)
+		}
+	})
+}
+
+// Each load takes 1 s, and the peer invalidates the key every 300 ms. So the store rejects the value of every load.
+// Each caller must get an answer after two loads at most.
+func TestJoiningLoadsThatAreAllRejected(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{took: time.Second}
+		s, l, peer := pair(t, d, refill.Config{TTL: time.Minute})
+		s.mute.Store(true)
+		stop, stopped := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(stopped)
+			for {
+				select {
+				case <-stop:
+					return
+				case <-time.After(300 * ms):
+				}
+				d.version.Add(1)
+				if err := peer.Invalidate(t.Context(), "k"); err != nil {
+					t.Error(err)
+				}
+			}
+		}()
+		var wg sync.WaitGroup
+		for i := range 30 {
+			wg.Go(func() {
+				time.Sleep(time.Duration(i) * 100 * ms)
+				began := time.Now()
+				get(t, l, "k")
+				if took := time.Since(began); took > 2*time.Second {
+					t.Errorf("caller %d waited %v, want two loads (2 s) at most", i, took)
+				}
+				began = time.Now()
+				if _, err := l.GetMany(t.Context(), []string{"k"}); err != nil || time.Since(began) > 2*time.Second {
+					t.Errorf("GetMany of caller %d: %v after %v, want an answer within 2 s", i, err, time.Since(began))
+				}
+			})
+		}
+		wg.Wait()
+		close(stop)
+		<-stopped
+	})
+}

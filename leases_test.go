@@ -1,0 +1,161 @@
+package refill_test
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/refill-go/refill"
+	"github.com/refill-go/refill/backend/memory"
+	"github.com/refill-go/refill/driver"
+)
+
+// This file tests that a node keeps a lease until it has published the value of the load. The tests use a node with
+// many leases, and a publication that takes long.
+
+// farAway is a store whose Renew, Acquire and Publish take the time took. The capacity of slots limits how many Renews
+// run at once.
+type farAway struct {
+	driver.Store
+	took  time.Duration
+	slots chan struct{}
+}
+
+func (s *farAway) Renew(ctx context.Context, ttl time.Duration, leases ...driver.Lease) ([]bool, error) {
+	select {
+	case s.slots <- struct{}{}:
+		defer func() { <-s.slots }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if err := wait(ctx, s.took); err != nil {
+		return nil, err
+	}
+	return s.Store.Renew(ctx, ttl, leases...)
+}
+
+func (s *farAway) Acquire(ctx context.Context, r driver.AcquireRequest) (driver.AcquireResult, error) {
+	if err := wait(ctx, s.took); err != nil {
+		return driver.AcquireResult{}, err
+	}
+	return s.Store.Acquire(ctx, r)
+}
+
+func (s *farAway) Publish(ctx context.Context, r driver.PublishRequest) (driver.PublishResult, error) {
+	if err := wait(ctx, s.took); err != nil {
+		return 0, err
+	}
+	return s.Store.Publish(ctx, r)
+}
+
+// A bulk load of 400 keys takes 3 s, three times as long as LockTTL. Renew, Acquire and Publish of the store take 20
+// ms. A second node asks for the keys 300 ms after the first node. No key may be loaded twice, and the store may not
+// reject a publication.
+func TestTheLeasesOfABulkLoad(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var ev events
+		d := &table{took: 3 * time.Second}
+		shared := memory.New()
+		cfg := refill.Config{
+			Shared: &farAway{Store: shared, took: 20 * ms, slots: make(chan struct{}, 2)}, OnEvent: ev.on,
+		}
+		first, second := bulk(t, d, cfg), bulk(t, d, cfg)
+		keys := names(0, 400)
+		var wg sync.WaitGroup
+		wg.Go(func() { all(t, first, keys) })
+		time.Sleep(300 * ms)
+		all(t, second, keys)
+		wg.Wait()
+		if loaded := slices.Concat(d.asked()...); len(loaded) != len(keys) {
+			t.Errorf("got loads of %d keys, want each of %d once", len(loaded), len(keys))
+		}
+		if lost, rejected := ev.of(refill.EventLeaseLost), ev.of(refill.EventPublishRejected); lost+rejected > 0 {
+			t.Errorf("%d leases were lost and %d publications rejected, want 0", lost, rejected)
+		}
+	})
+}
+
+// A node loads 400 keys with one load per key, and each load takes 3 s. A second node asks for the keys 300 ms later.
+// No key may be loaded twice, and the store may not reject a publication.
+func TestTheLeasesOfManyLoads(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var ev events
+		d := &db{took: 3 * time.Second}
+		shared := memory.New()
+		cfg := refill.Config{
+			TTL: time.Minute, MaxLoads: -1, OnEvent: ev.on,
+			Shared: &farAway{Store: shared, took: 20 * ms, slots: make(chan struct{}, 2)},
+		}
+		first, second := node(t, d.load, cfg), node(t, d.load, cfg)
+		var wg sync.WaitGroup
+		for _, key := range names(0, 400) {
+			wg.Go(func() { get(t, first, key) })
+			wg.Go(func() {
+				time.Sleep(300 * ms)
+				get(t, second, key)
+			})
+		}
+		wg.Wait()
+		if n := d.loads.Load(); n != 400 {
+			t.Errorf("got %d loads, want 400: %d keys were loaded twice", n, n-400)
+		}
+		if lost, rejected := ev.of(refill.EventLeaseLost), ev.of(refill.EventPublishRejected); lost+rejected > 0 {
+			t.Errorf("%d leases were lost and %d publications rejected, want 0", lost, rejected)
+		}
+	})
+}
+
+// slowEnd is a store whose EnsureTags and Publish take the time took.
+type slowEnd struct {
+	driver.Store
+	took time.Duration
+}
+
+func (s *slowEnd) EnsureTags(ctx context.Context, reach, keep time.Duration, tags ...string) error {
+	if err := wait(ctx, s.took); err != nil {
+		return err
+	}
+	return s.Store.EnsureTags(ctx, reach, keep, tags...)
+}
+
+func (s *slowEnd) Publish(ctx context.Context, r driver.PublishRequest) (driver.PublishResult, error) {
+	if err := wait(ctx, s.took); err != nil {
+		return 0, err
+	}
+	return s.Store.Publish(ctx, r)
+}
+
+// The publication of a tagged value takes 720 ms. It waits for the EnsureTags of another load, for its own EnsureTags,
+// and for Publish. Each of these calls takes 240 ms, just below StoreTimeout. The node renews its lease of 1 s every
+// 333 ms, and the load ends just before a renewal. A second node waits for the key. The second node must not load, and
+// the store must not reject the publication.
+func TestTheLeaseDuringAPublication(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var ev events
+		shared := memory.New()
+		d, slower := &db{took: 980 * ms}, &db{took: 990 * ms}
+		load := func(ctx context.Context, key string) (string, error) {
+			refill.FillFrom(ctx).Tag(key)
+			if key == "k" {
+				return slower.load(ctx, key)
+			}
+			return d.load(ctx, key)
+		}
+		cfg := refill.Config{
+			TTL: time.Minute, Shared: &slowEnd{shared, 240 * ms}, OnEvent: ev.on,
+		}
+		l := node(t, load, cfg)
+		cfg.Shared = shared
+		peer := node(t, load, cfg)
+		defer behind(t, l, "other")()
+		defer behind(t, l, "k")()
+		time.Sleep(100 * ms)
+		get(t, peer, "k")
+		time.Sleep(3 * time.Second)
+		if n, rejected := slower.loads.Load(), ev.of(refill.EventPublishRejected); n != 1 || rejected != 0 {
+			t.Errorf("got %d loads and %d rejected publications, want 1 and 0", n, rejected)
+		}
+	})
+}
