@@ -1,7 +1,8 @@
 # Targets: test, lint, bench, fuzz, model, torture, services. `make` without a target explains them.
 # The Makefile needs only Go, make and sh. go.work lists the modules.
 
-MODULE = github.com/refill-go/refill
+MODULE   = github.com/refill-go/refill
+REALTEST = $(MODULE)/internal/realtest
 
 # `make lint` builds golangci-lint once, outside of the tree. v2.12 is the newest version that builds with Go 1.25.
 LINT_VERSION = v2.12.2
@@ -22,11 +23,13 @@ help:
 	@echo 'make services  start a Redis on a free port, and print how to stop it'
 	@echo 'As root, these install missing programs with apt-get. Otherwise they print the command.'
 
-# One go test runs all modules of go.work, because their paths have the same prefix. The race detector needs gcc.
-# Without gcc the tests run without the race detector; with REFILL_NO_SKIP=1 they fail.
+# The pattern matches the packages of all modules of go.work, because their paths have the same prefix. The tests with
+# real servers run last and alone: beside other tests, a server would be late. The race detector needs gcc. Without gcc
+# the tests run without the race detector; with REFILL_NO_SKIP=1 they fail.
 test: servers
 	@race=-race; command -v gcc >/dev/null || [ "$$REFILL_NO_SKIP" = 1 ] || race=; \
-	set -x; go test $$race -shuffle=on -count=1 $(MODULE)/...
+	packages=$$(go list $(MODULE)/... | grep -v '^$(REALTEST)$$') || exit 1; \
+	set -x; go test $$race -shuffle=on -count=1 $$packages && go test $$race -shuffle=on -count=1 $(REALTEST)
 
 # Installs, or asks for, the programs that the tests need. A test whose program is missing is skipped. With
 # REFILL_NO_SKIP=1 such a test fails.

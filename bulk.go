@@ -69,8 +69,9 @@ func (e *KeyErrors) keys() []string {
 	return slices.Sorted(maps.Keys(e.Errs))
 }
 
-// GetMany is Get for many keys. It reads the keys that L1 lacks in one exchange with the store. If their values have
-// tags, a second exchange reads the tag states. GetMany then loads the keys that are still missing. With a bulk load
+// GetMany is Get for many keys. It reads the keys that L1 lacks from the store in few exchanges: at first 64 keys at a
+// time, and up to 1,024 once the store has answered quickly. If their values have tags, one more exchange for each of
+// these reads the tag states. GetMany then loads the keys that are still missing. With a bulk load
 // function (see [NewBulk]), one call loads all these keys. Without a bulk load function, each key has its own load, and
 // the loads run in parallel. If another caller or another node is loading a key already, GetMany waits for that load.
 //
@@ -293,23 +294,22 @@ func (m *manyKeys[V]) snapshot(r *refill[V]) (*snapshot, error) {
 	return nil, m.err
 }
 
-// read reads the records of all refills, in lots. If a lot times out, its refills read the store one by one, because
-// the values may be too large for one StoreTimeout. If two lots in a row time out, all further refills read the store
-// themselves, and the breaker finds out whether the store answers at all.
+// read reads the records of all refills, in lots. A lot that times out is read again in smaller lots, because its values
+// may be too large for one StoreTimeout. If two lots in a row time out, all further refills read the store themselves,
+// and the breaker finds out whether the store answers at all.
 func (m *manyKeys[V]) read() {
 	m.found = make(map[*refill[V]]*snapshot, len(m.refills))
 	timeout, failed := m.l.cfg.StoreTimeout, 0
 	for rest := m.refills; len(rest) > 0 && failed < 2 && m.ctx.Err() == nil; {
 		size := m.l.lotSize.Load()
 		lot := rest[:min(len(rest), int(size))]
-		rest = rest[len(lot):]
 		began := time.Now()
 		err := m.readLot(lot)
 		took := time.Since(began)
 		m.l.lotSize.CompareAndSwap(size, nextLot(size, len(lot), took, timeout, err))
 		switch {
 		case err == nil:
-			failed = 0
+			rest, failed = rest[len(lot):], 0
 		case took < timeout/2:
 			m.err = err
 			return
@@ -320,8 +320,8 @@ func (m *manyKeys[V]) read() {
 }
 
 const (
-	firstLot = 256 // the size of the first lot of a Loader, in keys
-	leastLot = 16
+	firstLot = 64 // the size of the first lot of a Loader, in keys
+	leastLot = 8
 )
 
 // nextLot is the size of the next lot. The size adapts to the size of the values: a lot should take a small part of
@@ -329,11 +329,11 @@ const (
 func nextLot(size int32, keys int, took, timeout time.Duration, err error) int32 {
 	switch {
 	case err != nil:
-		return max(leastLot, size/4)
+		return max(leastLot, min(size, int32(keys))/4)
 	case took > timeout/2:
 		return max(leastLot, size/2)
-	case took < timeout/8 && keys == int(size):
-		return min(atOnce, size*2)
+	case took < timeout/16 && keys == int(size):
+		return min(atOnce, size*4)
 	}
 	return size
 }

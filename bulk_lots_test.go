@@ -12,12 +12,13 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// slowPipe is a store whose reads take the time perKey for each key, as reads of large values do on a slow network.
-// calls counts the reads.
+// slowPipe is a store behind a slow network. It sends one value at a time, and takes the time perKey for each. calls
+// counts the reads.
 type slowPipe struct {
 	driver.Store
 	perKey time.Duration
 	calls  atomic.Int64
+	line   chan struct{} // full while a value is sent
 }
 
 func (s *slowPipe) Get(ctx context.Context, key string) ([]byte, error) {
@@ -30,12 +31,30 @@ func (s *slowPipe) Get(ctx context.Context, key string) ([]byte, error) {
 
 func (s *slowPipe) GetMany(ctx context.Context, keys ...string) ([][]byte, error) {
 	s.calls.Add(1)
-	select {
-	case <-time.After(time.Duration(len(keys)) * s.perKey):
-		return s.Store.GetMany(ctx, keys...)
-	case <-ctx.Done():
-		return nil, ctx.Err()
+	if err := s.send(ctx, len(keys)); err != nil {
+		return nil, err
 	}
+	return s.Store.GetMany(ctx, keys...)
+}
+
+func (s *slowPipe) Acquire(ctx context.Context, r driver.AcquireRequest) (driver.AcquireResult, error) {
+	if err := s.send(ctx, 1); err != nil {
+		return driver.AcquireResult{}, err
+	}
+	return s.Store.Acquire(ctx, r)
+}
+
+func (s *slowPipe) send(ctx context.Context, values int) error {
+	for range values {
+		select {
+		case s.line <- struct{}{}:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		time.Sleep(s.perKey)
+		<-s.line
+	}
+	return nil
 }
 
 // 1,024 keys are fresh in the store, but the store cannot send all their values within one StoreTimeout. GetMany must
@@ -53,7 +72,7 @@ func TestGetManyOfLargeValues(t *testing.T) {
 		if _, err := bulk(t, d, cfg).GetMany(t.Context(), keys); err != nil {
 			t.Fatal(err)
 		}
-		pipe := &slowPipe{Store: shared, perKey: 2 * ms}
+		pipe := &slowPipe{Store: shared, perKey: 5 * ms, line: make(chan struct{}, 1)}
 		cfg.Shared = pipe
 		d.asked()
 		l := bulk(t, d, cfg)
