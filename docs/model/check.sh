@@ -98,6 +98,9 @@ holds 'G2 G3 G4: the same with stale values' -DFAULTS -DSTALE -DERROR_ONLY -DTTL
 holds 'G2 G3 G4: the same with Expire' -DFAULTS -DEXPIRE -DSTALE
 holds 'G1 G2 G3 G4: a node dies' -DDEATH -DGETS=4
 holds 'G2: a subscription breaks and returns' -DLOSSY=1 -DAT=1
+holds 'G2 G3: a node loses the store, and gets it back' -DCUT -DFAULTS -DGETS=2
+holds 'G2 G3: the same, and the other node invalidates' -DCUT -DFAULTS -DGETS=2 -DAT=1
+holds 'G3: the same with three Gets and stale values' -DCUT -DFAULTS -DSTALE -DTTL=1 -DINVALIDATIONS=0
 ends 'G4: no Get runs for ever' -DCYCLES -DFAILS
 
 echo
@@ -138,6 +141,10 @@ breaks 'the same' "$noted" -DLOOK_BELIEVES_MEMORY -DFAILS
 breaks 'an error from before the Invalidate' '(saw[(lease-100)]>=wants[me])' -DINVALIDATE_KEEPS_BACKOFF -DFAILS
 breaks 'the same' '(saw[heldBack[n]]>=wants[me])' -DINVALIDATE_KEEPS_MEMORY -DFAILS
 breaks 'the same' '(saw[heldBack[n]]>=wants[me])' -DNOTE_KEEPS_BACKOFF -DFAILS -DLASTING -DGETS=4
+breaks 'L1 serves a value that a newer record replaced' '(((saw[l1[n]]>=saw[value])||' \
+	-DUNCONFIRMED_IS_HIT -DCUT -DFAULTS -DINVALIDATIONS=0
+breaks 'a Get gets an older value than the Get before' "$answered" -DSTORED_FIRST -DCUT -DFAULTS -DINVALIDATIONS=0
+breaks 'G2: a Get does not see the Invalidate of its node' "$answered" -DPENDING_LAST -DCUT -DFAULTS -DGETS=2
 breaks 'G4: a lease is left behind' '(lease!=me)' -DREJECT_KEEPS_LEASE -DFAULTS
 breaks 'G4: a Get sleeps although the lease is free' "$asleep" -DSILENT_REJECT -DFAULTS
 breaks 'the same' "$asleep" -DSILENT_CHANGED -DSTALE -DERROR_ONLY -DTTL=2 -DGETS=4 -DINVALIDATIONS=0

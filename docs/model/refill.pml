@@ -22,6 +22,8 @@
  *   CYCLES           no renewals, so that a search for cycles finds others
  *   DEATH            one node may die at any moment
  *   LOSSY=n          n times a subscription breaks, loses announcements, and comes back
+ *   CUT              node 0 loses the store once, and reaches it again. A call that gets no answer has run, or runs
+ *                    later, or never runs. The database also changes without an Invalidate
  *
  * What must hold is stated where it is checked, by the names G1.. of the README. The table in docs/model/README.md
  * lists the rules that can be taken out by -D, and what goes wrong without each.
@@ -121,11 +123,30 @@ byte openGets[NODES];   /* Gets of a node that have not ended */
 #ifdef LOSSY
 byte breaks = LOSSY;
 #endif
+#ifdef CUT
+bool cut;                /* node 0 gets no answer from the store */
+bool unconfirmed[NODES]; /* the entry in L1 may be missing in the store */
+bool pending[NODES];     /* an Invalidate of this node had no answer, and has to be repeated ... */
+byte pendingVersion;     /* ... for this version */
+bool writes = true;      /* one more write without an Invalidate */
+#endif
 
 byte i; /* loop counter within one step; always left at 0 */
 
 #define fresh(token, stale) (token != NONE && !aged[token] && !(stale))
-#define valid(n) (l1[n] != NONE && l1Epoch[n] == epoch[n] && subscription[n] != down)
+#ifdef CUT
+#define isCut(n) (cut && n == 0)
+#ifdef UNCONFIRMED_IS_HIT
+#define confirmed(n) true
+#else
+#define confirmed(n) (!unconfirmed[n])
+#endif
+#else
+#define isCut(n) false
+#define confirmed(n) true
+#endif
+#define notInvalidated(n) (l1[n] != NONE && l1Epoch[n] == epoch[n])
+#define valid(n) (notInvalidated(n) && confirmed(n) && subscription[n] != down)
 
 /* The epoch to note before a read begins: never current while announcements may be missed. */
 #define epochOf(n) (subscription[n] == down -> 0 : epoch[n])
@@ -354,6 +375,9 @@ inline put(n, token, recMarkedStale, entryEpoch)
 	l1[n] = token;
 	l1MarkedStale[n] = recMarkedStale;
 	l1Superseded[n] = false;
+#ifdef CUT
+	unconfirmed[n] = false;
+#endif
 #ifdef EPOCH_AT_INSERT
 	l1Epoch[n] = epochOf(n)
 #else
@@ -374,6 +398,9 @@ inline putL1(n, token, recMarkedStale, entryEpoch)
 inline raiseEpoch(n)
 {
 	epoch[n]++;
+#ifdef CUT
+	unconfirmed[n] = false;
+#endif
 	l1[n] = NONE;
 	l1MarkedStale[n] = false;
 	l1Superseded[n] = false;
@@ -473,6 +500,15 @@ inline stopWaiting()
 /* begin: a node that knows that its entry is past its TTL skips the read. Only a refresh takes the middle case. */
 inline begin()
 {
+#ifdef CUT
+#ifndef PENDING_LAST
+	if
+	:: pending[n] && !isCut(n) -> invalidateKey(n, pendingVersion); pending[n] = false
+	:: pending[n] && isCut(n) -> epochRead = epochOf(n); goto WithoutStore
+	:: else
+	fi;
+#endif
+#endif
 	if
 	:: valid(n) && !fresh(l1[n], l1MarkedStale[n]) -> seen = l1[n]; goto Acquire
 	:: valid(n) && fresh(l1[n], l1MarkedStale[n]) && !l1Superseded[n] -> /* from a flight that has just ended */
@@ -483,11 +519,35 @@ inline begin()
 	fi
 }
 
+#ifdef CUT
+/*
+ * outage.go, loadLocally, and publish.go, publishRecord: put a value into L1 that the store has not confirmed. A later
+ * Get of this node must not get an older value.
+ */
+inline putUnconfirmed(n, token, entryEpoch)
+{
+	if
+	:: entryEpoch == epoch[n] -> put(n, token, false, entryEpoch); unconfirmed[n] = true; promise(n, saw[token])
+	:: else
+	fi
+}
+
+/* outage.go, unconfirmedAfter: the value of this node is newer than the record in hand. */
+#ifdef STORED_FIRST
+#define ownIsNewer(n, token) false
+#else
+#define ownIsNewer(n, token) (notInvalidated(n) && unconfirmed[n] && saw[l1[n]] > saw[token])
+#endif
+#endif
+
 inline endGet()
 {
 	openGets[n]--;
 	if
 	:: openGets[n] == 0 ->
+#ifdef CUT
+		unconfirmed[n] = false;
+#endif
 		do :: nempty(inbox[n]) -> inbox[n]?_, _, _ :: empty(inbox[n]) -> break od;
 		l1[n] = NONE; l1MarkedStale[n] = false; l1Superseded[n] = false; l1Epoch[n] = 0;
 		heldBack[n] = NONE
@@ -516,6 +576,9 @@ proctype Get(byte me)
 	bool tryMode;        /* Mode Try: no caller waits */
 	bool look;           /* Mode Look: this node is held back */
 	byte earlier;        /* the last failed load of another node */
+#ifdef CUT
+	byte replaced;       /* what a late request to publish replaces */
+#endif
 	bool ok;             /* a reply */
 
 	{
@@ -525,6 +588,9 @@ proctype Get(byte me)
 		if
 		:: valid(n) && fresh(l1[n], l1MarkedStale[n]) ->
 			assert(saw[l1[n]] >= promised[n] && saw[l1[n]] >= promisedL1[n]); /* G2: L1 never serves what was invalidated */
+#ifdef CUT
+			assert(saw[l1[n]] >= saw[value] || nempty(inbox[n]) || l1Superseded[n]); /* nor what a newer record replaced */
+#endif
 			callerServed = l1Superseded[n];
 			if :: !callerServed -> endGet(); goto end_over :: else fi
 		:: else ->
@@ -564,11 +630,26 @@ proctype Get(byte me)
 	atomic { begin() } /* a refresh begins after its caller has gone: L1 may have changed since */
 
 LookUp: /* Step 2: a plain GET. */
-	atomic { epochRead = epochOf(n); rec = value; recMarkedStale = markedStale }
+	atomic {
+		epochRead = epochOf(n);
+#ifdef CUT
+		if :: isCut(n) -> goto WithoutStore :: else fi;
+#endif
+		rec = value; recMarkedStale = markedStale
+	}
 
 Serve: /* A record is in hand. The store may have changed since. */
 	atomic {
 		seen = rec;
+#ifdef CUT
+		if
+		:: rec != NONE && ownIsNewer(n, rec) ->
+			assert(saw[l1[n]] >= wants[me]);
+			endFlight();
+			goto end_over
+		:: else
+		fi;
+#endif
 		if
 		:: rec == NONE
 		:: rec != NONE && (fresh(rec, recMarkedStale) || rec == holder[me]) ->
@@ -592,6 +673,18 @@ Serve: /* A record is in hand. The store may have changed since. */
 
 Acquire: /* Step 3: driver.Store.Acquire. Earlier announcements no longer count: the store is asked. */
 	atomic {
+#ifdef CUT
+		if
+		:: isCut(n) ->
+			epochRead = epochOf(n);
+			if /* the call has run, or never runs. What it took ends by time */
+			:: !changed(seen) && !heldByAnother(me) -> acquireBoth(me); phase[me] = idle
+			:: true
+			fi;
+			goto WithoutStore
+		:: else
+		fi;
+#endif
 		if
 		:: phase[me] == leased /* the second step of Mode Try */
 		:: else ->
@@ -696,6 +789,19 @@ Load: /* Step 4: the load runs. */
 	:: atomic { renewable(me) -> takeLease(me) } /* renew.lua. What counts here: it creates no lease */
 #endif
 	:: atomic { /* Step 5: publish.lua. */
+#ifdef CUT
+		if
+		:: isCut(n) ->
+			assert(saw[me] >= wants[me]);
+			putUnconfirmed(n, me, epochRead);
+			if
+			:: publish(me, seen, ok); endFlight(); goto end_over
+			:: began[me] = 0; phase[me] = idle; endFlight(); goto end_over
+			:: replaced = seen; endFlight(); goto Late
+			fi
+		:: else
+		fi;
+#endif
 		publish(me, seen, ok);
 		break }
 #ifdef FAILS
@@ -710,8 +816,31 @@ Load: /* Step 4: the load runs. */
 		:: else /* a rejected record does not enter L1 either */
 		fi;
 		assert(saw[me] >= wants[me]); /* G2: every caller that has joined may have this value */
-		endFlight()
+		endFlight();
+		goto end_over
 	}
+
+#ifdef CUT
+WithoutStore: /* Step 7: serve what L1 has, or load without a lease. */
+	atomic {
+		if
+		:: notInvalidated(n) && fresh(l1[n], l1MarkedStale[n]) ->
+			assert(saw[l1[n]] >= wants[me]);
+			endFlight();
+			goto end_over
+		:: else -> saw[me] = db
+		fi
+	}
+	atomic {
+		assert(saw[me] >= wants[me]);
+		putUnconfirmed(n, me, epochRead);
+		endFlight();
+		goto end_over
+	}
+
+Late: /* The callers have their value, and the request to publish it arrives now. */
+	atomic { publish(me, replaced, ok); ok = false; replaced = 0 }
+#endif
 	}
 #ifdef DEATH
 	unless { dead[n] }
@@ -733,7 +862,17 @@ proctype Invalidate(byte n)
 	atomic {
 		db++; /* The write is as late as possible: every load that began before the script has read an older version. */
 		version = db;
+#ifdef CUT
+		if
+		:: isCut(n) ->
+			pendingVersion = version;
+			pending[n] = true; /* before L1 is clear */
+			if :: invalidateKey(n, version) :: true fi /* the call has run, or never runs */
+		:: else -> invalidateKey(n, version)
+		fi
+#else
 		invalidateKey(n, version)
+#endif
 	}
 	atomic {
 #ifndef DROP_BEFORE_SCRIPT
@@ -741,8 +880,14 @@ proctype Invalidate(byte n)
 		dropLocal(n); /* the store comes first: a read that begins between the two steps would bring the old value back */
 #endif
 #endif
-		promise(n, version) /* Invalidate returns */
+		promise(n, version) /* Invalidate returns, with an error if it had no answer */
 	}
+#ifdef CUT
+	if /* it is repeated in the background */
+	:: atomic { pending[n] && !isCut(n) -> invalidateKey(n, version); pending[n] = false }
+	:: atomic { !pending[n] && !isCut(n) }
+	fi
+#endif
 	}
 #ifdef DEATH
 	unless { dead[n] }
@@ -861,6 +1006,9 @@ end:
 #ifdef FAULTS
 	:: atomic { claim != NONE -> claim = NONE }
 #endif
+#ifdef CUT
+	:: atomic { writes -> writes = false; db++ }
+#endif
 #ifdef TTL
 	:: atomic { ages > 0 && value != NONE && !aged[value] -> ages--; aged[value] = true; due = true }
 	:: atomic { ages > 0 && claim != NONE && !aged[claim] -> /* a load longer than TTL */
@@ -869,6 +1017,14 @@ end:
 #endif
 	od
 }
+
+#ifdef CUT
+proctype Outage()
+{
+	cut = true;
+	cut = false
+}
+#endif
 
 #ifdef DEATH
 inline dies(n)
@@ -899,6 +1055,9 @@ init
 		do :: k < INVALIDATIONS -> run Invalidate((k + AT) % NODES); k++ :: else -> break od;
 #ifdef DEATH
 		run Death();
+#endif
+#ifdef CUT
+		run Outage();
 #endif
 		for (k : 1 .. GETS) { openGets[node(k)]++; run Get(k) }
 		k = 0
