@@ -23,7 +23,8 @@ func (r *refill[V]) acquire() next {
 	if a := r.yield(); a != nil {
 		return r.onAnnouncement(*a)
 	}
-	// The load slot comes first. If a refill had the lease and waited for a slot, it would keep all nodes waiting.
+	// The load slot comes first. If a refill took the lease and then waited for a slot, all nodes would wait for that
+	// refill.
 	free, announced, err := r.loadSlot(r.flight.Inbox(), nil)
 	switch {
 	case err != nil:
@@ -35,11 +36,12 @@ func (r *refill[V]) acquire() next {
 	return r.acquireWith(free)
 }
 
+// acquireWith is acquire for a refill that has a load slot. free gives the slot back.
 func (r *refill[V]) acquireWith(free func()) next {
 	a, err := r.callAcquire(r.mode, free)
 	switch {
 	case err != nil:
-		r.giveBack(a.token) // the store may have granted the lease, and the reply was lost
+		r.giveBack(a.token) // the store may have granted the lease, although the reply was lost
 		return r.storeFailed(err)
 	case a.State == driver.Changed:
 		return r.serve(snapshot{record: a.Record, epoch: r.epoch}, OutcomeShared)
@@ -50,8 +52,8 @@ func (r *refill[V]) acquireWith(free func()) next {
 	return next{step: stepLoad, acquisition: a}
 }
 
-// callAcquire calls Acquire. If the store grants the lease, the acquisition owns free. Otherwise callAcquire calls
-// free.
+// callAcquire calls Acquire. free gives the load slot back. If the store grants the lease, the acquisition owns free.
+// Otherwise callAcquire calls free.
 func (r *refill[V]) callAcquire(mode driver.Mode, free func()) (a *acquisition, err error) {
 	r.manyRead = true // what the shared read of the GetMany has found is outdated from now on
 	r.epoch = r.l1.Epoch(r.key)
@@ -69,8 +71,9 @@ func (r *refill[V]) callAcquire(mode driver.Mode, free func()) (a *acquisition, 
 }
 
 // wait is the step of a refill that did not get the lease. If the key has a back-off, the callers get the error of the
-// failed load. If another refill has the lease and no caller waits for this refill, this refill ends. Otherwise wait
-// returns when the result is announced, when the lease ends, or when all callers have left. wait does not poll.
+// failed load. If that back-off is longer than a node can have set, the refill overrides it (see tooLong). If another
+// refill has the lease and no caller waits for this refill, this refill ends. Otherwise wait returns when the result is
+// announced, when the lease ends, or when all callers have left. wait does not poll.
 func (r *refill[V]) wait(a *acquisition) next {
 	switch {
 	case a.Holder == "" && tooLong(a.Left, saidBackOff(a.Failure), r.cfg.MaxErrorTTL):
@@ -118,8 +121,8 @@ func (r *refill[V]) skipRefresh(pause time.Duration) next {
 	return next{step: stepDone}
 }
 
-// refreshSkipped reports that a refresh of key has ended, or has not begun. If pause is not 0, the next refresh of the
-// entry of L1, which may be nil, is due after the pause.
+// refreshSkipped reports that a refresh of key has ended without a load, or has not begun. e is the entry of key in L1,
+// or nil. If pause is not 0, the next refresh of e is due after the pause.
 func (l *Loader[V]) refreshSkipped(e *entry[V], key string, pause time.Duration) {
 	if e != nil && pause > 0 {
 		e.RefreshAt.Store(l.now() + pause.Microseconds())
@@ -128,8 +131,9 @@ func (l *Loader[V]) refreshSkipped(e *entry[V], key string, pause time.Duration)
 }
 
 // slotToAcquireAtOnce returns a load slot if this refill should acquire without a read. Otherwise it returns nil. A
-// refill that has seen a record must read the store first, because Acquire treats a record that was seen as outdated. A
-// refill whose key has a stand-in in L1 reads first, because lookUp does not wait for a suspect store.
+// refill that has seen a record must read the store first. The reason: Acquire grants the lease if the store still
+// holds the record that was seen, even if that record is fresh. A refill whose key has a stand-in in L1 reads first as
+// well, because such a read does not wait for a suspect store.
 func (r *refill[V]) slotToAcquireAtOnce(standIn *entry[V]) (free func()) {
 	if r.seen != "" || r.mode != driver.Wait || r.many != nil || r.loadKey == nil || !r.missRate.high() ||
 		standIn != nil || r.failing.sick() || r.heldBack() != nil {
@@ -138,7 +142,8 @@ func (r *refill[V]) slotToAcquireAtOnce(standIn *entry[V]) (free func()) {
 	return r.tryLoadSlot()
 }
 
-// heldBack returns why this node must not load the key now, or nil. A Refresh ends a back-off.
+// heldBack returns why this node must not load the key now, or nil. There are two reasons: a load of the key has
+// outlived LoadTimeout and still runs, or the key has a back-off. For a Refresh, only the first reason counts.
 func (r *refill[V]) heldBack() *LoadError {
 	if r.loads.HasOutlived(r.key) {
 		return &LoadError{Key: r.key, Node: r.node.id, Timeout: true, Err: errOutlived}
@@ -164,26 +169,27 @@ func (r *refill[V]) waitForOthers(err *LoadError) next {
 	case a.State == driver.Held:
 		return next{step: stepWait, acquisition: a}
 	case (a.Failure == "" || err.fleet) && !errors.Is(err, errOutlived):
-		// An Invalidate or another fill has ended the back-off. A back-off of the fleet is over even if there is a note.
+		// The reply Free says that the store holds no back-off of the fleet. If there is no note either, an Invalidate or
+		// another fill has ended the back-off of this node.
 		r.backoffs.forget(r.key)
 		return next{step: stepAcquire}
 	}
 	return failed(err)
 }
 
-// onFailure is the next step after a load failed on another node. The failure of one node may come from that node
-// itself, so one of the waiting nodes loads again at once. The second failure is the answer.
+// onFailure is the next step after a load failed on another node. The cause of a failure may be the node itself, so one
+// of the waiting nodes loads again at once. If that load fails as well, this second failure is the answer.
 func (r *refill[V]) onFailure(err *LoadError) next {
 	if err.fleet || r.earlier != nil && r.earlier.Node != err.Node {
 		return failed(err)
 	}
-	if err.Node != r.node.id { // otherwise another flight of this node has failed, from before an invalidation
+	if err.Node != r.node.id { // otherwise another flight of this node has failed, which says nothing about other nodes
 		r.earlier = err
 	}
 	return next{step: stepAcquire}
 }
 
-// noteEarlier notes a failure that another node has left in the store.
+// noteEarlier sets r.earlier to the failure that another node has left in the store. failure is empty if there is none.
 func (r *refill[V]) noteEarlier(failure string) {
 	if failure == "" {
 		return
@@ -194,9 +200,9 @@ func (r *refill[V]) noteEarlier(failure string) {
 }
 
 // yield makes a node whose last loads failed wait once, before it asks for a lease. If other nodes need the key as
-// well, one of them then has the lease, and this node waits for that node's load. The node waits as long as its last
-// load took, because it would keep the lease for as long from the other nodes. yield returns an announcement about the
-// key that has come meanwhile, or nil.
+// well, one of them then has the lease, and this node waits for that node's load. yield waits as long as the last
+// failed load of this node took, at most LockTTL: another such load would keep the lease from the other nodes for as
+// long. If an announcement about the key comes meanwhile, yield returns it.
 func (r *refill[V]) yield() *driver.Announcement {
 	if r.yielded || !r.failing.sick() {
 		return nil

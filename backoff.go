@@ -13,8 +13,8 @@ import (
 // This file handles loads that failed: the error as other nodes get it, and the back-offs that this process knows.
 
 // loadError wraps the error of a load of this node. If another node has failed just before, the failure holds the whole
-// fleet back. The back-off grows with each failure of the key in a row, unless the load has set a back-off. Two nodes
-// that fail one after the other count as one failure.
+// fleet back. The back-off grows with each failure of the key in a row, unless the load has set a back-off. If one node
+// fails and another node fails right after it, the two failures count as one.
 func (r *refill[V]) loadError(err error, panicked bool, t terms) *LoadError {
 	e := &LoadError{
 		Key: r.key, Node: r.node.id, Err: err, Panic: panicked, Timeout: errors.Is(err, errLoadTimeout),
@@ -27,21 +27,21 @@ func (r *refill[V]) loadError(err error, panicked bool, t terms) *LoadError {
 	return e
 }
 
-// failing counts the loads of this node that failed in a row. The loads of one key count once.
+// failing counts the loads of this node that failed in a row. Several failed loads of one key count as one.
 type failing struct {
-	any, full atomic.Bool  // n > 0, n == sickAfter
+	any, full atomic.Bool  // any: n > 0; full: n == sickAfter; written with n, and read without mu
 	last      atomic.Int64 // how long the last failed load took
 
-	mu   sync.Mutex // guards the next two
-	keys [sickAfter]string
+	mu   sync.Mutex        // guards the next two
+	keys [sickAfter]string // the first n are the keys whose loads failed
 	n    int
 }
 
 // sickAfter is how many different keys must fail in a row before the node itself is taken for the cause.
 const sickAfter = 3
 
-// note counts a load. A load that all callers have left counts as failed: on a node whose database does not answer,
-// callers often leave before LoadTimeout.
+// note counts a load. A load that was cancelled because all callers have left counts as failed. The reason: on a node
+// whose database does not answer, callers often leave before LoadTimeout.
 func (f *failing) note(key string, failed bool, took time.Duration) {
 	if !failed && !f.any.Load() {
 		return
@@ -62,7 +62,7 @@ func (f *failing) note(key string, failed bool, took time.Duration) {
 
 func (f *failing) took() time.Duration { return time.Duration(f.last.Load()) }
 
-// sick reports whether the last loads of this node failed, of sickAfter different keys.
+// sick reports whether loads of sickAfter different keys have failed on this node since the last load that succeeded.
 func (f *failing) sick() bool { return f.full.Load() }
 
 // wireError is the part of a LoadError that other nodes get.
@@ -76,12 +76,13 @@ type wireError struct {
 	BackOff  int64  `json:"back_off"` // ms; 0 = none
 }
 
-// backOff is the length of the back-off. It is from 0 to maxSpan, even if the text comes from a foreign program.
+// backOff is the length of the back-off. The result is from 0 to maxSpan, even if a foreign program has written the
+// JSON text.
 func (w wireError) backOff() time.Duration {
 	return time.Duration(min(max(w.BackOff, 0), maxSpan.Milliseconds())) * time.Millisecond
 }
 
-// saidBackOff returns the length of the back-off that a failure in the store has noted, and 0 if it has noted none.
+// saidBackOff returns the length of the back-off that is noted in a failure from the store, and 0 if none is noted.
 func saidBackOff(wire string) time.Duration {
 	var w wireError
 	if json.Unmarshal([]byte(wire), &w) != nil {
@@ -105,8 +106,9 @@ func (e *LoadError) wire() string {
 	return string(b)
 }
 
-// loadErrorOf returns the LoadError that a node left in the store or announced. If this node made the error,
-// loadErrorOf returns the original. left is the remaining back-off as the store counts it; 0 = unknown.
+// loadErrorOf returns the LoadError that a node left in the store or announced. If this node has made the error and its
+// back-off still lasts, loadErrorOf returns the original error. left is the rest of the back-off by the store's count;
+// 0 = unknown.
 func (l *Loader[V]) loadErrorOf(key, wire string, left time.Duration) *LoadError {
 	w := wireError{BackOff: l.cfg.ErrorTTL.Milliseconds()}
 	if json.Unmarshal([]byte(wire), &w) != nil {
@@ -142,16 +144,16 @@ type backoffs struct {
 
 type pastFailure struct {
 	err   *LoadError
-	until time.Time
-	epoch uint32 // l1.Epoch.Key before the load began; another epoch now means that the key was invalidated
+	until time.Time // end of the back-off
+	epoch uint32    // l1.Epoch.Key before the load began; another epoch now means that the key was invalidated
 }
 
-// maxBackoffs bounds the memory of backoffs. Further failures are not remembered. A key that is not remembered may be
-// loaded once too often, or its back-off may start again at ErrorTTL.
+// maxBackoffs bounds the memory of backoffs. While backoffs is full, further failures are not remembered. A key whose
+// failure is not remembered may be loaded once too often, or its back-off may start again at ErrorTTL.
 const maxBackoffs = 4096
 
-// remember keeps a failure for twice its back-off. If the key fails later than that, the failure counts as the first in
-// a row.
+// remember keeps a failure for twice its back-off. If the next load of the key fails after that time, its failure
+// counts as the first in a row.
 func (b *backoffs) remember(key string, err *LoadError, epoch uint32) {
 	if err.RetryAfter <= 0 {
 		return

@@ -15,8 +15,8 @@ import (
 
 // batch is one call of a bulk load function. A refill enters the batch before it asks the store for its lease. If the
 // refill gets the lease, it asks the batch to load its key. Otherwise the refill leaves the batch. The call begins when
-// no further refill can enter, and every refill has asked or left. So the call loads exactly the keys whose leases were
-// acquired.
+// no further refill can enter and every refill in the batch has either asked or left. So the call loads exactly the
+// keys whose leases were acquired.
 type batch[V any] struct {
 	l *Loader[V]
 
@@ -24,18 +24,18 @@ type batch[V any] struct {
 	unused chan struct{} // closed when all entries have left: the batch needs no slot
 	urgent chan struct{} // closed when an entry must not wait for a slot, see flight.Flight.Urgent
 
-	mu       sync.Mutex // guards all fields below, and left of each entry
-	open     bool       // refills can enter
-	keys     map[string]bool
-	pending  int // entries that have neither left nor asked
+	mu       sync.Mutex      // guards all fields below, and left of each entry
+	open     bool            // refills can enter
+	keys     map[string]bool // of all entries, including those that have left
+	pending  int             // entries that have neither left nor asked
 	asked    []*batchEntry[V]
-	running  bool
-	awaited  int // while the batch runs: asked entries whose flight still waits
-	cancel   context.CancelFunc
-	isUrgent bool
-	queues   bool   // for a load slot
-	hasSlot  bool   // or needs none; never reset
-	free     func() // gives the slot back; nil after that
+	running  bool               // the call has begun, or all entries have left
+	awaited  int                // while the batch runs: asked entries whose flight still waits
+	cancel   context.CancelFunc // of the ctx of the call; nil before the call begins
+	isUrgent bool               // urgent is closed
+	queues   bool               // queueForSlot runs or has run
+	hasSlot  bool               // the batch has got a load slot or needs none; never reset
+	free     func()             // gives the load slot back; nil before there is a slot, and after it was given back
 }
 
 // batchEntry is the place of one refill in a batch.
@@ -58,8 +58,8 @@ func newBatch[V any](l *Loader[V]) *batch[V] {
 }
 
 // enter returns an entry for a key. It returns nil if the batch is closed, or if the batch has the key already. The
-// reason for the second case: two refills with one key would share one Fill, so one refill would get the tags and times
-// of the other refill.
+// reason for the second case: in one call, two refills of one key would share one Fill, so one refill would get the
+// tags and times that the load has set for the other refill.
 func (b *batch[V]) enter(given string) *batchEntry[V] {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -79,8 +79,8 @@ func (b *batch[V]) close() {
 	b.check()
 }
 
-// leave says that the entry needs no load, so that the batch no longer waits for it. leave does nothing if the refill
-// of the entry has already asked the batch to load the key.
+// leave says that the entry needs no load. The batch then no longer waits for the entry. leave does nothing if the
+// refill of the entry has already asked the batch to load the key.
 func (e *batchEntry[V]) leave() {
 	b := e.batch
 	b.mu.Lock()
@@ -122,7 +122,7 @@ func (b *batch[V]) freeSlot() {
 }
 
 // acquireSlot takes a load slot for the batch, and reports whether the batch has one. If no slot is free and queue is
-// set, the batch queues for a slot, and ready is closed when it has one.
+// set, the batch queues for a slot. When the batch has got a slot, ready is closed.
 func (b *batch[V]) acquireSlot(queue bool) (ready bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -160,7 +160,8 @@ func (b *batch[V]) slotAcquired(free func()) {
 	close(b.ready)
 }
 
-// hurry lets the batch go on without a load slot. It is called when a load that holds a slot waits for this batch.
+// hurry lets the batch go on without a load slot. It is called for an urgent caller, see nesting: the load that this
+// caller runs inside of may hold the last slot.
 func (b *batch[V]) hurry() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -191,8 +192,8 @@ func (e *batchEntry[V]) load(ctx context.Context) loaded[V] {
 	return e.result
 }
 
-// giveUp is called when no caller waits for the key any longer, or when the load of the key has timed out. If the load
-// function does not run yet, giveUp removes the entry from the batch. If the load function runs, it is cancelled when
+// giveUp is called when no caller waits for the key any longer, or when the load of the key has timed out. If the call
+// has not begun yet, giveUp removes the entry from the batch. If the call has begun, giveUp cancels the call as soon as
 // all entries have given up.
 func (e *batchEntry[V]) giveUp() {
 	b := e.batch
@@ -222,7 +223,7 @@ func (b *batch[V]) run(entries []*batchEntry[V]) {
 		keys[i], storeKeys[i] = e.key, e.fill.key
 		fill.parts[e.key] = e.fill
 	}
-	// giveUp cancels this ctx when the last flight that waits for the call has gone.
+	// This ctx does not end with the first entry. giveUp cancels it when all entries have given up.
 	ctx := context.WithValue(context.WithoutCancel(first.ctx), fillKey{}, fill)
 	ctx, cancel := context.WithTimeoutCause(ctx, b.l.cfg.LoadTimeout, errLoadTimeout)
 	defer cancel()
@@ -268,9 +269,10 @@ func (b *batch[V]) returnSlot() {
 	b.freeSlot()
 }
 
-// keyErrors returns the keys that a bulk load function has named as failed, by the *KeyErrors that it has returned. It
-// returns an error instead if all keys have failed. A wrapped *KeyErrors without keys fails all keys as well, because
-// then another error may be all that the function has reported.
+// keyErrors returns the keys that have failed, with the error of each, if the bulk load function has returned a
+// *KeyErrors. Otherwise keyErrors returns the error that fails all keys, or nil. A *KeyErrors without keys is no error
+// if it is not wrapped. If it is wrapped, the error fails all keys, because the error around it may report another
+// failure.
 func keyErrors[V any](v loaded[V]) (failed map[string]error, all error) {
 	if v.err == nil || v.panicked {
 		return nil, v.err
@@ -285,8 +287,9 @@ func keyErrors[V any](v loaded[V]) (failed map[string]error, all error) {
 	return nil, v.err
 }
 
-// regroupDelay is how long a key that missed the batch of its GetMany waits for other such keys, to load them in a new
-// batch. Many keys miss their batch at the same time when a node dies or the store goes away.
+// If a key of a GetMany has left the batch of that GetMany, and must be loaded here after all, the key waits for
+// regroupDelay, so that other such keys can enter the same new batch. If a node dies or the store goes away, many keys
+// need such a batch at the same time.
 const regroupDelay = 5 * time.Millisecond
 
 // batcher holds the batch that refills of a bulk Loader enter if they are not in the batch of a GetMany.
@@ -323,7 +326,7 @@ func (g *batcher[V]) enter(l *Loader[V], given string, window time.Duration) *ba
 }
 
 // batchSlot is loadSlot for a refill of a bulk Loader. Instead of a slot of its own, the refill gets an entry in a
-// batch that has a load slot. free leaves the batch.
+// batch that has a load slot. The returned free makes the entry leave the batch.
 func (r *refill[V]) batchSlot(
 	inbox <-chan driver.Announcement, giveUp <-chan time.Time,
 ) (free func(), announced *driver.Announcement, err error) {

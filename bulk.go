@@ -16,14 +16,14 @@ import (
 
 // This file handles many keys at once. Each key still has its own flight, lease, claim and record. So all guarantees
 // hold for each key, and a Get of one of the keys joins the flight of that key. The keys share the read of the store
-// (manyKeys) and the load (batch.go). A refill leaves its batch before it waits for the lease of another node. So two
-// nodes that load the same keys cannot block each other.
+// (manyKeys) and the load (batch.go). If another node has the lease of a key, the refill of the key leaves its batch
+// before it waits for that node. Otherwise two nodes that load the same keys could wait for each other.
 
 // NewBulk is New for a load function that takes many keys at once. GetMany and Refresh call the function once for all
 // keys that this node has to load, at most 1,024 at a time. With [Config.BulkWindow], single Gets share calls as well.
 // The keys of a call are distinct and in no order. A key that is absent from the returned map is not found. Keys of the
 // map that were not asked for are dropped, because no claim was taken for them. What the function sets on the Fill of
-// [FillFrom] holds for all keys. What it sets on the Fill of [Fill.For] holds for one key.
+// [FillFrom] holds for all keys of the call. What the function sets on the Fill of [Fill.For] holds for one key.
 //
 // An error fails all keys of the call. An error that wraps [ErrNotFound] says that none of these keys exists. If some
 // keys have failed and the others have not, the function returns a [*KeyErrors], possibly wrapped, beside its map. Each
@@ -38,8 +38,8 @@ func NewBulk[V any](
 	return newLoader(name, nil, load, cfg)
 }
 
-// KeyErrors says which keys of a GetMany failed. A bulk load function can return it as well, see [NewBulk]. errors.Is
-// and errors.As look at the errors of all these keys.
+// KeyErrors says which keys of a GetMany failed. A bulk load function can return a KeyErrors as well, see [NewBulk].
+// errors.Is and errors.As look at the errors of all these keys.
 type KeyErrors struct {
 	Errs map[string]error // by key as given
 }
@@ -70,15 +70,15 @@ func (e *KeyErrors) keys() []string {
 }
 
 // GetMany is Get for many keys. It reads the keys that L1 lacks from the store in few exchanges: at first 64 keys at a
-// time, and up to 1,024 once the store has answered quickly. If their values have tags, one more exchange for each of
-// these reads the tag states. GetMany then loads the keys that are still missing. With a bulk load
-// function (see [NewBulk]), one call loads all these keys. Without a bulk load function, each key has its own load, and
-// the loads run in parallel. If another caller or another node is loading a key already, GetMany waits for that load.
+// time, and up to 1,024 once the store has answered quickly. If values of one exchange have tags, a second exchange
+// reads the states of these tags. GetMany then loads the keys that are still missing. With a bulk load function (see
+// [NewBulk]), one call loads all these keys. Without a bulk load function, each key has its own load, and the loads run
+// in parallel. If another caller or another node is loading a key already, GetMany waits for that load.
 //
 // The map holds the values that were found, under the keys as given. A key that is not found is absent from the map,
 // and causes no error. If some keys fail in another way, the error is a [*KeyErrors], and the map holds the values of
 // the other keys. A value that the codec cannot encode is in the map, and its key is in the KeyErrors. GetMany handles
-// more than 1,024 keys in groups of 1,024, one group after the other. Each group has its own exchange with the store,
+// more than 1,024 keys in groups of 1,024, one group after the other. Each group has its own exchanges with the store,
 // and its own call of the bulk load function.
 func (l *Loader[V]) GetMany(ctx context.Context, keys []string) (map[string]V, error) {
 	values := make(map[string]V, len(keys))
@@ -105,7 +105,7 @@ func (l *Loader[V]) GetMany(ctx context.Context, keys []string) (map[string]V, e
 		if err != nil {
 			failed[key] = err
 		}
-		if err == nil || r.Node != "" { // beside an error: a value that cannot be encoded
+		if err == nil || r.Node != "" { // a value beside an error is one that the codec cannot encode
 			values[key] = r.Value
 		}
 	})
@@ -155,7 +155,7 @@ func (l *Loader[V]) each(ctx context.Context, keys []string, o GetOptions[V], re
 }
 
 // getAtOnce joins or starts a flight for each key, and waits for all these flights. It returns the keys whose flight
-// gave no answer. The caller has to ask for these keys again.
+// gave no answer. The caller has to ask for these keys again, with again set.
 func (l *Loader[V]) getAtOnce(
 	ctx context.Context, keys []string, o GetOptions[V], again bool, report report[V],
 ) (left []string) {
@@ -241,16 +241,16 @@ type manyKeys[V any] struct {
 	ctx   context.Context
 	batch *batch[V] // the bulk load that the keys share, if there is a bulk load function
 
-	// Only the goroutine of the GetMany uses the next three fields until complete.
+	// Only the goroutine of the GetMany writes the next three fields. Others read refills only after closed is closed.
 	refills  []*refill[V] // the refills that need the read
 	admitted bool         // the GetMany counts as one waiting caller, whatever its number of keys
-	isClosed bool
+	isClosed bool         // complete was called
 
-	closed  chan struct{} // closed when no further refill is added
-	reading atomic.Bool   // a refill has begun the read
-	done    chan struct{} // closed when found and err can be read
-	found   map[*refill[V]]*snapshot
-	err     error // the store refused the read at once
+	closed  chan struct{}            // closed when no further refill is added
+	reading atomic.Bool              // a refill has begun the shared read
+	done    chan struct{}            // closed when found and err can be read
+	found   map[*refill[V]]*snapshot // what the shared read has found
+	err     error                    // of a lot that failed before its time-out; for all refills that are not in found
 }
 
 func newManyKeys[V any](l *Loader[V], ctx context.Context) *manyKeys[V] {
@@ -259,8 +259,8 @@ func newManyKeys[V any](l *Loader[V], ctx context.Context) *manyKeys[V] {
 	}
 }
 
-// add is called for each refill before the refill runs. It notes the refill for the shared read and for the bulk load,
-// as far as the refill needs them.
+// add is called for each refill before the refill runs. If the refill will read the store, add notes the refill for the
+// shared read. If the refill has no load function of its own, add gives the refill a place in the bulk load.
 func (m *manyKeys[V]) add(r *refill[V]) {
 	if r.want == flight.Answer || r.want == flight.Final {
 		m.refills = append(m.refills, r)
@@ -279,8 +279,9 @@ func (m *manyKeys[V]) complete() {
 	}
 }
 
-// snapshot returns what the shared read has found for a refill, or nil if the refill has to read the store itself. The
-// first refill that calls snapshot does the shared read. The other refills wait for it.
+// snapshot returns what the shared read has found for a refill, or the error of the shared read. If both results are
+// nil, the refill has to read the store itself. The first refill that calls snapshot does the shared read, and the
+// other refills wait for that read.
 func (m *manyKeys[V]) snapshot(r *refill[V]) (*snapshot, error) {
 	<-m.closed
 	if m.reading.CompareAndSwap(false, true) {
@@ -294,9 +295,10 @@ func (m *manyKeys[V]) snapshot(r *refill[V]) (*snapshot, error) {
 	return nil, m.err
 }
 
-// read reads the records of all refills, in lots. A lot that times out is read again in smaller lots, because its values
-// may be too large for one StoreTimeout. If two lots in a row time out, all further refills read the store themselves,
-// and the breaker finds out whether the store answers at all.
+// read reads the records of all refills, in lots. The keys of one lot are read in one exchange. If a lot times out,
+// read reads its keys again in smaller lots, because the values of the lot may be too large for one StoreTimeout. If
+// two lots in a row time out, each remaining refill reads the store itself, and the breaker finds out whether the store
+// answers at all. If a lot fails sooner, all remaining refills get its error.
 func (m *manyKeys[V]) read() {
 	m.found = make(map[*refill[V]]*snapshot, len(m.refills))
 	timeout, failed := m.l.cfg.StoreTimeout, 0
@@ -321,11 +323,12 @@ func (m *manyKeys[V]) read() {
 
 const (
 	firstLot = 64 // the size of the first lot of a Loader, in keys
-	leastLot = 8
+	leastLot = 8  // lotSize never falls below this number of keys
 )
 
 // nextLot is the size of the next lot. The size adapts to the size of the values: a lot should take a small part of
-// StoreTimeout. keys is how many keys the last lot had, which may be fewer than size.
+// StoreTimeout. keys is how many keys the last lot had, at most size. took and err are the duration and the result of
+// its exchange.
 func nextLot(size int32, keys int, took, timeout time.Duration, err error) int32 {
 	switch {
 	case err != nil:

@@ -17,8 +17,8 @@ import (
 
 // Codec encodes and decodes values. Its methods are called from many goroutines at once.
 type Codec interface {
-	// Name is part of every record. A record with the name of another codec is a miss, so change the name when the
-	// encoding changes.
+	// Name is part of every record. A record that was written with another name is a miss. So if the encoding changes,
+	// change the name.
 	Name() string
 	Marshal(v any) ([]byte, error)
 	Unmarshal(data []byte, pointer any) error
@@ -71,8 +71,8 @@ type entry[V any] = l1.Entry[content[V]]
 // content is what the Loader keeps in an entry.
 type content[V any] struct {
 	value   V
-	err     error // set for an absence
-	token   string
+	err     error  // an *absence if the entry is an absence, otherwise nil
+	token   string // of the fill that made the record
 	life    life
 	noStore bool   // the entry has no value, because the value must not be stored, see Fill.NoStore
 	extra   *extra // nil for most values
@@ -113,7 +113,7 @@ func inL1[V any](e *entry[V], now int64) freshness {
 }
 
 // putL1 puts the entry of a record into L1, unless the entry was invalidated after its read or load began. An entry
-// that is no longer fresh is never a hit. Such an entry is put all the same, because it replaces an older entry that
+// that is no longer fresh is never a hit. putL1 puts such an entry too, because the entry replaces an older entry that
 // could be a hit.
 func (l *Loader[V]) putL1(e *entry[V], record []byte) {
 	if !l.l1.NotInvalidated(e) {
@@ -131,7 +131,7 @@ func (l *Loader[V]) putL1(e *entry[V], record []byte) {
 
 // encode returns the record of a loaded value, and the entry that a node gets by decoding that record. So all nodes get
 // the same value, even if the codec leaves out a part of it. If the value must not be stored, or if encode returns an
-// error, the entry has the value as it was loaded.
+// error, there is no record, and the entry has the value as it was loaded.
 func (r *refill[V]) encode(token string, began time.Time, v loaded[V]) (*entry[V], []byte, error) {
 	rec := driver.Record{
 		Token: token, LoadBegan: began, LoadTook: v.took, Kind: r.kind, Validator: v.terms.validator,
@@ -170,7 +170,7 @@ func (r *refill[V]) encode(token string, began time.Time, v loaded[V]) (*entry[V
 	return e, record, nil
 }
 
-// setTimes sets how long a record lives, by Config and by what the load has set.
+// setTimes sets how long a record lives. What the load has set comes before Config.
 func (l *Loader[V]) setTimes(rec *driver.Record, v loaded[V]) {
 	s := l.spans.of(v.terms)
 	if rec.NotFound = v.err != nil; rec.NotFound { // an absence is never stale
@@ -183,7 +183,7 @@ func (l *Loader[V]) setTimes(rec *driver.Record, v loaded[V]) {
 	rec.FreshUntil = rec.LoadBegan.Add(jittered(s.ttl, l.cfg.Jitter, rand.Float64()))
 }
 
-// tagsOf returns the tags of a value: the tags of all values of the Loader, and the value's own tags.
+// tagsOf returns the tags of a value: Config.Tags, and the tags that its load has set.
 func (l *Loader[V]) tagsOf(t terms) []string {
 	tags := slices.Clone(l.cfg.Tags)
 	for _, tag := range t.tags {
@@ -245,7 +245,8 @@ type Sizer interface {
 	Size(v any) int64
 }
 
-// sizeOf returns how many bytes e.Data refers to. record is what e was decoded from.
+// sizeOf returns how many bytes of memory e.Data refers to. e was decoded from record, so parts of e.Data may share the
+// memory of record.
 func (l *Loader[V]) sizeOf(e *entry[V], record []byte) int64 {
 	if l.cfg.LocalBytes == math.MaxInt64 || l.cfg.LocalTTL == 0 {
 		return 0 // L1 counts no bytes

@@ -14,8 +14,8 @@ import (
 // This file defines Config: its fields, their defaults, and the errors and warnings that New reports about them.
 
 // Config holds the settings of a Loader. A field that is zero gets its default. Only TTL has no default: it must be
-// set. Where the comment of a field says so, a negative value turns a feature off. In any other field, a negative value
-// is an error. New copies the Config.
+// set. A negative value turns a feature off where the comment of the field says so. In any other field, a negative
+// value is an error. New copies the Config.
 type Config struct {
 	// TTL is how long a value is served as fresh, counted from the start of its load. TTL is required, because only you
 	// can decide how old your data may be.
@@ -25,31 +25,33 @@ type Config struct {
 	// one node of the fleet refreshes the value in the background (stale-while-revalidate, RFC 5861). StaleFor is added to
 	// TTL. Default 0: after TTL, callers wait for the refill.
 	//
-	// StaleFor belongs to the value. The node that loads the value stores its StaleFor in the record, and all nodes obey
-	// the record, whatever their own Config says. So a new StaleFor holds for values that are loaded from then on. To end
-	// the StaleFor of stored values at once, call Invalidate.
+	// StaleFor belongs to the value. The node that loads the value stores its StaleFor in the record, and all nodes
+	// obey the record, whatever their own Config says. So a new StaleFor holds for values that are loaded from then on.
+	// To stop serving values that were stored with the old StaleFor, call Invalidate for their keys.
 	StaleFor time.Duration
 
-	// StaleIfError is how long after the end of TTL Get returns the old value instead of an error if the refill fails
-	// (stale-if-error, RFC 5861). StaleIfError is added to TTL. Default: StaleFor, and for a value whose load calls
-	// Fill.SetStaleFor, the StaleFor of that value. Negative: off.
+	// StaleIfError is a time after the end of TTL. If a refill fails within that time, Get returns the old value
+	// instead of the error (stale-if-error, RFC 5861). StaleIfError is added to TTL. Default: the StaleFor of the
+	// value, which is Config.StaleFor or what the load sets with Fill.SetStaleFor. Negative: off.
 	StaleIfError time.Duration
 
 	// EarlyRefresh is a share of TTL, below 1. When this share of TTL is over, the next Get starts a refresh in the
-	// background, although the value is still fresh. With 0.8, for instance, a refresh may begin at 80 % of TTL. So a key
-	// that is asked for often does not expire. Default 0: off. A negative value is off as well.
+	// background, although the value is still fresh. With 0.8, for instance, a refresh may begin at 80 % of TTL. So the
+	// value of a key that callers often ask for does not expire. Default 0: off. A negative value is off as well.
 	EarlyRefresh float64
 
-	// XFetch turns on probabilistic early refresh: the longer the load of a value took, the earlier a node refreshes the
-	// value. XFetch is the factor beta of that algorithm, and its usual value is 1. Each node draws one random moment per
-	// value, and refreshes the value from that moment on. On average the moment lies beta load times before the end of
-	// TTL. The moment never lies in the first half of TTL. Nodes draw independently, and the first refresh is announced to
-	// all nodes. So most nodes never start a refresh. Default 0: off. A negative value is off as well. Source: Vattani,
-	// Chierichetti, Lowenstein, Optimal Probabilistic Cache Stampede Prevention, PVLDB 8(8), 2015.
+	// XFetch turns on probabilistic early refresh: the longer the load of a value took, the earlier a node refreshes
+	// the value. XFetch is the factor beta of the algorithm in the source below, and its usual value is 1. Each node
+	// draws one random moment per value. From that moment on, the next Get on that node starts a refresh. On average
+	// the moment lies beta times the duration of the load before the end of TTL. The moment never lies in the first
+	// half of TTL. Nodes draw independently, and the first refresh is announced to all nodes. So most nodes never start
+	// a refresh. Default 0: off. A negative value is off as well. Source: Vattani, Chierichetti, Lowenstein, Optimal
+	// Probabilistic Cache Stampede Prevention, PVLDB 8(8), 2015.
 	XFetch float64
 
-	// SoftTimeout is how long a Get waits for the refill before it returns a stale value. The refill goes on after the Get
-	// has returned. SoftTimeout has an effect only with StaleFor. Default 0: Get returns a stale value at once.
+	// SoftTimeout is how long a Get of a stale value waits for the refill before it returns the stale value. The refill
+	// then goes on in the background. SoftTimeout has an effect only with StaleFor. Default 0: Get returns a stale
+	// value at once.
 	SoftTimeout time.Duration
 
 	// LocalTTL is how long this process serves a value from its own memory (L1) before it reads the shared store again.
@@ -68,19 +70,19 @@ type Config struct {
 	StoreTimeout time.Duration
 
 	// LoadTimeout bounds a load. When LoadTimeout is over, the ctx of the load is cancelled, and the callers get a
-	// *LoadError with Timeout set. If the load function has still not returned, it no longer counts among MaxLoads, and
-	// this process does not load its key again until it has returned. Other nodes can load the key. Default 10 s.
+	// *LoadError with Timeout set. If the load function goes on, it no longer counts among MaxLoads. This process does
+	// not load the key again until that function has returned. Other nodes can load the key. Default 10 s.
 	LoadTimeout time.Duration
 
-	// ErrorTTL is the back-off after a failed load. The failure may come from the node itself. So after the first failure
-	// of a key, only the node that failed does not load the key until ErrorTTL is over. Its Gets return the error (or an
-	// old value, see StaleIfError), unless the store has a value or another node loads. Another node may try once. If that
-	// node fails as well, no node loads the key until ErrorTTL is over, and every Get on every node returns the error. So
-	// a database that is down is asked twice per key and back-off. Two nodes that have lost their database fail a key for
-	// the whole fleet, for one ErrorTTL at a time.
+	// ErrorTTL is the back-off after a failed load. The cause may be the node itself. So after the first failure of a
+	// key, only the node that failed does not load the key until ErrorTTL is over. Gets on that node return the error
+	// (or an old value, see StaleIfError), unless the store has a value or another node loads. Another node may try
+	// once. If that node fails as well, no node loads the key until ErrorTTL is over, and every Get on every node
+	// returns the error. So a database that is down is asked twice per key and back-off. The drawback: if only two
+	// nodes cannot reach the database, these two can make a key fail for the whole fleet, for one ErrorTTL at a time.
 	//
-	// Default 1 s. Negative: off. With ErrorTTL off, the callers that waited for the failed loads still share their
-	// errors. Invalidate, Expire and Refresh end a back-off.
+	// Default 1 s. Negative: off. With ErrorTTL off, the callers that wait for a load that fails still share its error.
+	// Invalidate, Expire and Refresh end a back-off.
 	ErrorTTL time.Duration
 
 	// MaxErrorTTL lets the back-off grow. The back-off of a key doubles with each failure in a row, up to MaxErrorTTL.
@@ -99,14 +101,16 @@ type Config struct {
 	// together do not expire together. Below 1. Default 0.1. Negative: off.
 	Jitter float64
 
-	// MaxLoads is how many loads of this Loader may run at once in this process. A bulk load counts as one load. A further
-	// load waits for the end of another load. While the shared store does not answer, a further load waits for
-	// StoreTimeout at most, and then its callers get ErrOverloaded. A refresh that no caller waits for does not queue: a
-	// later Get tries again. A load function that runs longer than LoadTimeout counts apart. If MaxLoads such functions
-	// run and all other places are taken, callers get ErrOverloaded as well. Default 64. Negative: no limit.
+	// MaxLoads is how many loads of this Loader may run at once in this process. A bulk load counts as one load. A
+	// further load waits for the end of another load. While the shared store does not answer, a further load waits for
+	// StoreTimeout at most, and then its callers get ErrOverloaded. A refresh that no caller waits for does not queue:
+	// a later Get tries again. A load function that runs longer than LoadTimeout no longer counts. But if MaxLoads such
+	// functions run beside MaxLoads other loads, callers that need a further load get ErrOverloaded as well. Default
+	// 64. Negative: no limit.
 	//
-	// MaxLoads also holds for Gets inside the loads of other Loaders. The only exception is a Get that a queued load may
-	// be waiting for: inside of a load of this Loader, or of a Loader whose keys this Loader's loads ask for.
+	// MaxLoads also holds for a Get inside of a load of another Loader. There is one exception: if loads of this Loader
+	// Get keys of that other Loader as well, two queues could wait for each other. If no place is free, the Get then
+	// loads beyond MaxLoads. The same holds for a Get inside of a load of this Loader itself.
 	MaxLoads int
 
 	// BulkWindow is for Loaders made by NewBulk. A Get that has to load waits for BulkWindow, so that other Gets can add
@@ -119,12 +123,12 @@ type Config struct {
 	// does not count. Default 10,000. Negative: no limit.
 	MaxWaiters int
 
-	// LocalEntries and LocalBytes bound L1. LocalEntries is the largest number of entries. Default 10,000, at most 1<<30.
-	// LocalBytes is the largest sum of the sizes of all entries, in bytes. The size of an entry is the memory that its
-	// key, its decoded value and its management take, some 500 bytes at least. See [Sizer]. Default 64 MiB. Negative: no
-	// bound. L1 does not keep a value that is larger than a quarter of LocalBytes. An entry counts as
-	// LocalBytes/LocalEntries at least, so L1 may hold fewer small values if others are large. Besides these bounds, a
-	// Loader takes about 1 MiB.
+	// LocalEntries and LocalBytes bound L1. LocalEntries is the largest number of entries. Default of LocalEntries:
+	// 10,000. At most 1<<30. LocalBytes is the largest sum of the sizes of all entries, in bytes. The size of an entry
+	// is the memory that its key, its decoded value and its management take, some 500 bytes at least. See [Sizer].
+	// Default of LocalBytes: 64 MiB. Negative LocalBytes: no bound. L1 does not keep a value that is larger than a
+	// quarter of LocalBytes. An entry counts as LocalBytes/LocalEntries at least, so L1 may hold fewer small values if
+	// others are large. Besides these bounds, a Loader takes about 1 MiB.
 	LocalEntries int
 	LocalBytes   int64
 
@@ -134,24 +138,25 @@ type Config struct {
 	Shared driver.Store
 
 	// Codec turns values into bytes and back. Default: JSON. If V is []byte or string, the default stores the bytes
-	// unchanged. Callers get the value that was decoded from the stored bytes. So a part that the codec leaves out (JSON:
-	// unexported fields, `json:"-"`) is missing even on the node that loaded the value. The module refill/codec has CBOR
-	// and compression.
+	// unchanged. Get returns the value that was decoded from the stored bytes. So a part that the codec leaves out
+	// (JSON: unexported fields, `json:"-"`) is missing even on the node that loaded the value. The module refill/codec
+	// has CBOR and compression.
 	Codec Codec
 
 	// The Loader calls OnEvent for every Event, from many goroutines at once: callers, flights and the subscription.
 	// OnEvent must be fast, because Gets and announcements wait for it. OnEvent must not panic. OnEvent must not call
-	// Close of a Loader, which then returns an error, and must not wait for a goroutine that calls Close. No mutex of
-	// refill is held during the call. Default: no events.
+	// Close of a Loader (such a Close returns an error), and must not wait for a goroutine that calls Close. No mutex
+	// of refill is held during the call. Default: no events.
 	OnEvent func(Event)
 
-	// Logger gets the few lines that an operator needs. At level Warn: no announcements can be received, because the store
-	// cannot be reached or its address is wrong; the circuit breaker has opened; a setting of the store or of Config is
-	// doubtful; the store held bytes that are no record of this Loader; an invalidation was given up. At level Info: the
-	// recovery from the first two. No line is about a single Get, and nothing is logged while all is well. The last two
-	// kinds of lines come once a minute at most. Loaders that share both a store and a Logger log each change of the store
-	// once. A line has the attributes loader, node, key (if the line is about one) and error. Default: slog.Default(), at
-	// the time of the line. slog.New(slog.DiscardHandler) turns the lines off.
+	// Logger gets the few lines that an operator needs. At level Warn: no announcements can be received, because the
+	// store cannot be reached or its address is wrong; the circuit breaker has opened; a setting of the store or of
+	// Config is doubtful; the store held bytes that are no record of this Loader; an invalidation was given up. At
+	// level Info: announcements can be received again; the circuit breaker has closed. No line is about a single Get,
+	// and nothing is logged while all is well. Foreign bytes and invalidations that were given up each cause one line a
+	// minute at most. Loaders that share both a store and a Logger log each change of the state of the store once. A
+	// line has the attributes loader and node, and, if they are known, key and error. Default: slog.Default(), at the
+	// time of the line. slog.New(slog.DiscardHandler) turns the lines off.
 	Logger *slog.Logger
 }
 
@@ -212,8 +217,9 @@ func (c *Config) times() error {
 	return err
 }
 
-// storeTimeout returns the StoreTimeout to use, or an error if set is too long for a lease of lockTTL. If a renewal
-// gets no answer, there must be time to repeat the renewal before the lease ends.
+// storeTimeout returns the StoreTimeout to use. set is the configured StoreTimeout, or 0. If set is too long for a
+// lease of lockTTL, storeTimeout returns an error. If a renewal gets no answer, there must be time to repeat the
+// renewal before the lease ends.
 func storeTimeout(set, lockTTL time.Duration, nameOfTTL string) (time.Duration, error) {
 	most := lockTTL / 4
 	if set == 0 {
@@ -226,7 +232,7 @@ func storeTimeout(set, lockTTL time.Duration, nameOfTTL string) (time.Duration, 
 	return set, nil
 }
 
-// maxSpan bounds every duration in Config, LockConfig and Fill. So a time plus a few such durations cannot overflow.
+// maxSpan is the longest duration in Config, LockConfig and Fill. So a time plus a few such durations cannot overflow.
 const maxSpan = 20 * 365 * 24 * time.Hour
 
 func (s setting) apply() error {

@@ -15,14 +15,16 @@ import (
 var (
 	// ErrNotFound says that there is nothing under a key. A load function returns an error that wraps ErrNotFound. This
 	// absence is cached for Config.NotFoundTTL, and Get returns it as an error that wraps ErrNotFound. An absence is an
-	// answer, not a failure, so it causes no back-off. Get returns only the text of the load's error, on the node of the
-	// load as well. Errors that the load wraps beside ErrNotFound, sql.ErrNoRows for instance, are lost.
+	// answer, not a failure, so it causes no back-off. The error of Get has only the text of the load's error, even on
+	// the node that loaded. So errors.Is does not find errors that the load wraps beside ErrNotFound, for instance
+	// sql.ErrNoRows.
 	ErrNotFound = errors.New("refill: not found")
 
-	// ErrOverloaded is returned in three cases. In the first case, the store does not answer and Config.MaxLoads loads are
-	// running. Without this limit, the whole fleet could overload the database. In the second case, Config.MaxWaiters
-	// callers are waiting already. In the third case, Config.MaxLoads load functions have outlived Config.LoadTimeout and
-	// still run. A server should answer with status 503. A later try may succeed.
+	// ErrOverloaded is returned in three cases. In the first case, the store does not answer and Config.MaxLoads loads
+	// are running. Without this limit, the whole fleet could overload the database. In the second case,
+	// Config.MaxWaiters callers are waiting already. In the third case, Config.MaxLoads load functions have outlived
+	// Config.LoadTimeout and still run, and Config.MaxLoads other loads are running as well. A server should answer
+	// with status 503. A later try may succeed.
 	ErrOverloaded = errors.New("refill: overloaded")
 
 	// ErrClosed is returned by every call after Close.
@@ -32,9 +34,9 @@ var (
 	// wraps both ErrLocked and the error of ctx.
 	ErrLocked = errors.New("refill: locked")
 
-	// ErrLost says that a holder no longer has its lock, because the lock expired or was deleted. ErrLost is the cause of
-	// the context of such a Lock, and the error of its Release. Since the loss of the lock, another holder may have worked
-	// at the same time.
+	// ErrLost says that a holder no longer has its lock, because the lock expired or was deleted. ErrLost is the cause
+	// of the context of such a Lock, and the error of its Release. Since then another holder may have had the lock, and
+	// may have worked at the same time.
 	ErrLost = errors.New("refill: lock lost")
 
 	// ErrInvalid is wrapped by every error about an input: a setting, a key, a value that cannot be encoded. The text of
@@ -46,7 +48,7 @@ var (
 // nodes, callers get only the text of that error, because an error value cannot be sent. On those nodes errors.Is finds
 // a time-out, but no error of the database.
 type LoadError struct {
-	Key        string        // as given to Get, or the hash of the key, see Loader.Get
+	Key        string        // as given to Get, or "#" and the hash of the key, see Loader.Get
 	Node       string        // the node whose load failed
 	Panic      bool          // the load function panicked, or ended its goroutine
 	Timeout    bool          // the load ran longer than Config.LoadTimeout; errors.Is(err, context.DeadlineExceeded)
@@ -54,7 +56,7 @@ type LoadError struct {
 	Err        error         // what the load function returned, or its text when another node loaded
 
 	fleet    bool // the failure holds all nodes back, because two nodes in a row have failed
-	failures int  // of the key in a row, including this one
+	failures int  // how many loads of the key have failed in a row, including this one
 }
 
 // Error names the key, the node and the cause.

@@ -16,9 +16,9 @@ type Outcome uint8
 // The outcomes of a Get.
 const (
 	OutcomeHit             Outcome = iota + 1 // "hit": a fresh value of this process (L1)
-	OutcomeStale                              // "stale": a stale value, which is being refreshed
+	OutcomeStale                              // "stale": a stale value
 	OutcomeShared                             // "shared": a fresh value of the shared store
-	OutcomeLoaded                             // "loaded": the load that this call started
+	OutcomeLoaded                             // "loaded": the value of a load that this call started
 	OutcomeCoalesced                          // "coalesced": the answer of a flight that another caller here had started
 	OutcomeLoadedElsewhere                    // "loaded-elsewhere": a load on another node, which this call waited for
 	OutcomeStaleOnError                       // "stale-on-error": an old value, because the load failed
@@ -40,8 +40,8 @@ type Event struct {
 	Key     string  // empty if the event concerns no single key
 	Node    string  // of this Loader, as in Result.Node and LoadError.Node
 
-	// Took is how long a load ran (EventLoaded, EventNotFound, EventLoadFailed, EventLoadAbandoned, EventPublishedLate) or
-	// a Get waited for a flight (EventGet).
+	// Took is how long a load ran (EventLoaded, EventNotFound, EventLoadFailed, EventLoadAbandoned), how long a Get
+	// waited for a flight (EventGet), or the age of the value (EventPublishedLate).
 	Took time.Duration
 	// Err is the cause, if there is one.
 	Err error
@@ -51,7 +51,7 @@ type Event struct {
 type EventKind uint8
 
 // The kinds of events. EventGet comes once per Get and key. The events from EventLoaded to EventRefreshSkipped are
-// about loads. The events from EventBadRecord on are for the operator.
+// about loads and refreshes. The events from EventBadRecord on are for the operator.
 const (
 	EventGet EventKind = iota + 1 // "get": a Get was answered, see Event.Outcome
 
@@ -73,9 +73,9 @@ const (
 	EventBreakerClosed     // "breaker-closed": the store answers again
 	EventLeaseLost         // "lease-lost": a lease ended before its load did; the claim decides what is stored
 	EventInvalidateRetried // "invalidate-retried": a failed Invalidate or Expire was repeated, or given up (Err is set)
-	// "published-late": a value was stored after the end of its TTL, because its load took longer than that. So the next
-	// Get loads it again, or gets it as stale. Set a TTL that is longer than the load takes. Event.Took is the time from
-	// the start of the load.
+	// "published-late": a value was stored after the end of its TTL, because its load took longer than TTL. So the next
+	// Get finds the value stale or expired, and starts another load. Set a TTL that is longer than a load takes.
+	// Event.Took is the time from the start of the load.
 	EventPublishedLate
 )
 
@@ -107,10 +107,11 @@ func (l *Loader[V]) emit(e Event) {
 	}
 }
 
-// log writes the line of an event for the operator, if the event has one.
+// log writes the line of an event for the operator, if the event has a line.
 //
-// These events have no line: store-error and lease-lost, because an outage causes hundreds of them and has a line of
-// its own, and the repetition of an invalidation that succeeded.
+// Four kinds of events have no line. An outage causes hundreds of store-error and lease-lost events, and already has
+// the line of store-down or breaker-open. invalidate-retried has no line if the invalidation has succeeded.
+// published-late has no line in any case.
 func (l *Loader[V]) log(e Event) {
 	level, text := slog.LevelWarn, ""
 	switch e.Kind {
@@ -150,7 +151,8 @@ func (l *Loader[V]) log(e Event) {
 	}
 }
 
-// topic is what Once and Reset of the breaker are called with. So each Logger gets its own line.
+// topic returns the argument for Once and Reset of the breaker: the Logger, and what the line is about. So each Logger
+// gets a line of its own.
 func (l *Loader[V]) topic(what string) any {
 	return struct {
 		logger *slog.Logger
@@ -173,7 +175,7 @@ func (l *Loader[V]) write(level slog.Level, text string, e Event) {
 	logger.LogAttrs(context.Background(), level, text, attrs...)
 }
 
-// pacer lets a line pass, and then at most one line per logEvery.
+// pacer limits one kind of log line to one per minute, see lineDue.
 type pacer struct{ last atomic.Int64 } // when the last line passed, in Unix microseconds; 0 = never
 
 func (p *pacer) due(now time.Time) bool {
@@ -181,9 +183,9 @@ func (p *pacer) due(now time.Time) bool {
 	return lineDue(last, now.UnixMicro()) && p.last.CompareAndSwap(last, now.UnixMicro())
 }
 
-// inOnEvent reports whether its caller runs inside of emit, on this goroutine. Close waits for the goroutines that
-// emit events. So a Close that an OnEvent calls would wait for itself. Go does not tell which goroutine runs, but the
-// stack of the caller shows emit.
+// inOnEvent reports whether its caller runs inside of emit, and so was called by OnEvent or the Logger. Close waits for
+// the goroutines that emit events. So a Close that OnEvent calls would wait for its own goroutine. Go has no identity
+// of a goroutine to compare, but the stack of the caller shows emit.
 func inOnEvent() bool {
 	pcs := make([]uintptr, 512)
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs)])

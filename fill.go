@@ -16,21 +16,22 @@ import (
 // function has returned, these methods have no effect.
 type Fill struct {
 	loader any    // the *Loader, to recognise a load that asks for its own key
-	key    string // as storeKey has it
-	given  string // as given
+	key    string // as storeKey returns it
+	given  string // as the caller gave it; empty for the Fill of a whole bulk load
 	outer  *Fill  // the load that this load runs inside of, or nil
 
 	parts map[string]*Fill // of a bulk load: the Fills of its keys; written before the load begins
 
-	previous      any // the value that this load is to replace; nil for none
-	previousExtra *extra
+	previous      any    // the value that this load is to replace; nil for none
+	previousExtra *extra // validator and tags of previous
 
 	mu     sync.Mutex // guards the next two
 	sealed bool
 	terms  terms
 }
 
-// terms are what a load has set for its value. They replace the settings of Config, and the tags add to Config.Tags.
+// terms are what a load has set for its value. They replace the settings of Config, except that the value has
+// Config.Tags as well.
 type terms struct {
 	ttl, staleFor, staleIfError ownSpan
 	errorTTL                    ownSpan
@@ -59,7 +60,7 @@ func (o ownSpan) or(byDefault time.Duration) time.Duration {
 type fillKey struct{}
 
 // FillFrom returns the Fill of the load that ctx belongs to. If ctx belongs to no load, FillFrom returns a Fill without
-// effect, not nil. So a test, for instance, can call the load function directly.
+// effect, not nil. So a load function also works if a test calls it directly.
 func FillFrom(ctx context.Context) *Fill {
 	if f := outerFill(ctx); f != nil {
 		return f
@@ -72,7 +73,7 @@ func outerFill(ctx context.Context) *Fill {
 	return f
 }
 
-// withoutFill is ctx for work that the load in progress does not wait for.
+// withoutFill returns ctx without its Fill, for work that the load of this Fill does not wait for.
 func withoutFill(ctx context.Context) context.Context {
 	if outerFill(ctx) == nil {
 		return ctx
@@ -82,8 +83,8 @@ func withoutFill(ctx context.Context) context.Context {
 
 // SetTTL gives this value a TTL of its own, counted from the start of the load, in place of Config.TTL. For an absence
 // ([ErrNotFound]), d replaces Config.NotFoundTTL. Jitter applies to this TTL as well. If d is zero or negative, the
-// value is not kept. Only the callers that wait for this load get the value, on every node. The value is also not
-// served as stale, unless the load sets StaleFor or StaleIfError itself.
+// value is not kept: only the callers that wait for this load get the value, on this node and on other nodes. Such a
+// value is not served as stale either, unless the load sets StaleFor or StaleIfError itself.
 //
 // Every duration that a load sets is cut to 20 years.
 func (f *Fill) SetTTL(d time.Duration) { f.set(func(t *terms) { t.ttl = own(d) }) }
@@ -96,26 +97,27 @@ func (f *Fill) SetStaleFor(d time.Duration) { f.set(func(t *terms) { t.staleFor 
 // SetStaleIfError gives this value a StaleIfError of its own, in place of Config.StaleIfError. A negative d counts as
 // zero. A StaleIfError below StaleFor has no effect. For an absence, SetStaleIfError has no effect.
 //
-// If the load fails, d limits what may be served in place of the error. The limit counts from the end of the TTL of the
-// old value. If the limit is over, the old value is removed on all nodes, and callers get the error. So a load forbids
-// the old value with SetStaleIfError(0), for instance because the access of a user was revoked. If the limit is not
-// over, the old value is served, and the next failing load decides again. If a failing load sets StaleFor only, its
-// StaleFor is the limit, or Config.StaleIfError if that was set and is longer. A limit does not end the TTL of the old
-// value, and never lengthens its life. If Expire has marked the old value, the limit counts from the start of the load
-// of that value.
+// If the load fails, d limits how long the old value may be served in place of the error. The limit counts from the end
+// of the TTL of the old value. While the limit lasts, the old value is served, and the next failing load sets a limit
+// of its own. When the limit is over, the old value is removed on all nodes, and callers get the error. So a load that
+// calls SetStaleIfError(0) and fails forbids the old value, for instance because the access of a user was revoked. If a
+// failing load sets only StaleFor, that StaleFor is the limit, or Config.StaleIfError if that was set and is longer. A
+// limit never removes a value that is still fresh, and never lengthens the life of a value. If Expire has marked the
+// old value as stale, the limit counts from the start of the load of that value.
 func (f *Fill) SetStaleIfError(d time.Duration) { f.set(func(t *terms) { t.staleIfError = own(d) }) }
 
 // SetErrorTTL sets the back-off after this load if the load fails, in place of Config.ErrorTTL. This back-off does not
-// grow with the failures in a row. Like ErrorTTL, it holds on this node, and on all nodes if another node has failed
-// just before. If d is zero or negative, there is no back-off. A load can know, for instance, how long the database
-// asks its callers to wait. SetErrorTTL has no effect on an absence, or on a value that the codec can encode.
+// grow with the failures in a row. The back-off holds on this node. If another node has failed just before, the
+// back-off holds on all nodes. If d is zero or negative, there is no back-off. Use SetErrorTTL, for instance, if the
+// database says how long its callers should wait. SetErrorTTL has an effect only if the load fails, or if the codec
+// cannot encode the value.
 func (f *Fill) SetErrorTTL(d time.Duration) { f.set(func(t *terms) { t.errorTTL = own(d) }) }
 
-// SetKeep keeps this value in the store for d after the end of its life, for [Previous] only. No Get serves the value
-// then. But a later load, on any node, gets the value and its validator, and can ask the database whether the value is
-// still valid. So a validator can outlive TTL, StaleFor and StaleIfError. Invalidate still removes the value, and
-// InvalidateTag of one of its tags keeps it from Previous. Default 0. A negative d counts as zero. SetKeep has no
-// effect on an absence, on a failing load, and beside NoStore.
+// SetKeep keeps this value in the store for d after the end of its life, for [Previous] only. In that time no Get
+// serves the value. But a later load, on any node, gets the value and its validator, and can ask the database whether
+// the value is still valid. So a validator can outlive TTL, StaleFor and StaleIfError. Invalidate still removes the
+// value. After InvalidateTag of one of its tags, Previous does not return the value. Default 0. A negative d counts as
+// zero. SetKeep has no effect on an absence, on a load that fails, or on a load that calls NoStore.
 func (f *Fill) SetKeep(d time.Duration) { f.set(func(t *terms) { t.keep = own(d).d }) }
 
 // Tag adds tags to the value. InvalidateTag and ExpireTag act on all values that have a tag. A tag can name, for
@@ -133,10 +135,10 @@ func (f *Fill) Tag(tags ...string) {
 }
 
 // NoStore keeps this value out of the store and of L1. Only the callers of this process that wait for the value get it.
-// The decision is remembered for 10 s, or as long as SetTTL says (0: not at all). Until then, each process loads the
-// key for its own callers, without a lock, and does not store the value. No caller waits for a load on another node,
-// because that load could not help the caller (Varnish calls this hit-for-miss). Refresh, Invalidate and Expire end the
-// decision.
+// The decision is remembered for 10 s, or as long as SetTTL says (0: not at all). Until the decision is forgotten, each
+// process loads the key for its own callers, without a lock, and does not store the value. No caller waits for a load
+// on another node, because the other node would not store its value (Varnish calls this hit-for-miss). Refresh,
+// Invalidate and Expire end the decision.
 func (f *Fill) NoStore() { f.set(func(t *terms) { t.noStore = true }) }
 
 // noStoreFor is how long a NoStore is remembered without SetTTL.
@@ -151,9 +153,9 @@ func (f *Fill) SetValidator(validator string) {
 
 // Previous returns the value that the load with this ctx is to replace, and the validator of that value. That value may
 // be fresh, stale, error-only, or expired, see [Fill.SetKeep]. Without SetKeep, an expired value is rarely there. ok is
-// false if there is no such value of type V. In a bulk load ok is always false.
-// The value may be older than an Invalidate on another node. So use the value to ask the database for a change, not to
-// compute the next value.
+// false if there is no such value of type V. In a bulk load ok is always false. The value may be older than an
+// Invalidate on another node. So use the value to ask the database whether the data has changed, not to compute the
+// next value.
 func Previous[V any](ctx context.Context) (value V, validator string, ok bool) {
 	f := FillFrom(ctx)
 	value, ok = f.previous.(V)
@@ -185,7 +187,8 @@ func NotModified[V any](ctx context.Context) (V, error) {
 }
 
 // For returns the Fill of one key of a bulk load. The key is as given to the load function. For a key that is not being
-// loaded, For returns a Fill without effect. In a load of a single key, For returns f itself for that key.
+// loaded, For returns a Fill without effect. If f is the Fill of a load of a single key, For returns f itself for that
+// key.
 //
 // A bulk load may Get other keys. If two bulk loads of one Loader ask for each other's keys, both loads wait until
 // LoadTimeout.
@@ -210,7 +213,7 @@ func (f *Fill) set(change func(*terms)) {
 	}
 }
 
-// seal returns what was set. Settings after seal are ignored.
+// seal returns what the load has set. Later calls of set have no effect.
 func (f *Fill) seal() terms {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -218,7 +221,7 @@ func (f *Fill) seal() terms {
 	return f.terms
 }
 
-// loads reports whether f loads this key for this loader, or runs inside of a load that does.
+// loads reports whether f is a load of key by loader, or runs inside of such a load.
 func (f *Fill) loads(loader any, key string) bool {
 	for ; f != nil; f = f.outer {
 		if f.loader == loader && f.key == key {
@@ -233,12 +236,13 @@ func (f *Fill) loads(loader any, key string) bool {
 	return false
 }
 
-// nesting remembers which Loaders are asked inside of the loads of which other Loaders, and decides which of these Gets
-// must not queue.
+// nesting notes that a load of one Loader has called Get of another Loader, and decides which of these Gets are urgent.
+// An urgent Get must not queue.
 //
-// A load of a page may Get rows of another Loader. Such a Get obeys MaxLoads and MaxWaiters like any other Get, unless
-// that could block both Loaders for ever: if loads of rows also Get pages, all load slots of the pages could be held by
-// loads that wait for a row, and all load slots of the rows by loads that wait for a page.
+// For instance, loads of pages Get rows of another Loader. Such a Get obeys MaxLoads and MaxWaiters like any other Get.
+// But if loads of rows also Get pages, queues could block both Loaders for ever: 1. Loads of pages hold all load slots
+// of the pages, and wait for rows. 2. Loads of rows hold all load slots of the rows, and wait for pages. In this case
+// the Gets inside of the loads are urgent.
 type nesting struct {
 	mu   sync.Mutex
 	asks map[any]map[any]bool // asks[a][b]: a load of the Loader a has asked the Loader b
@@ -246,8 +250,9 @@ type nesting struct {
 
 var nested nesting
 
-// enter notes that a load asks a Loader. outer is that load, and the loads that it runs inside of. enter reports
-// whether the Get must not queue, because one of these loads may be what the queue waits for.
+// enter notes that a load calls Get of loader. outer is that load, and outer.outer is the load that it runs inside of.
+// enter reports whether the Get is urgent. The Get is urgent if loads of loader may, directly or through other Loaders,
+// Get keys of the Loader of one of these outer loads. The outer load may then hold the slot that the queue waits for.
 func (n *nesting) enter(outer *Fill, loader any) (urgent bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

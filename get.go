@@ -18,11 +18,12 @@ import (
 // longer than 512 bytes, has control characters, or begins with '#' is replaced by "#" and its SHA-256 in the store, in
 // events and in errors. The load function gets the key as given.
 //
-// If ctx ends before there is an answer, Get returns the error of ctx. Get obeys a deadline at once. If ctx is
-// cancelled during a read of the store, Get returns within Config.StoreTimeout. For an absence Get returns an error
-// that wraps [ErrNotFound]. For a failed load Get returns a [*LoadError], unless Config.StaleIfError allows an old
-// value. Get also returns [ErrOverloaded], [ErrClosed] and [ErrInvalid], as the docs of these errors say. If the codec
-// cannot encode a loaded value, Get returns the value together with an error that wraps ErrInvalid.
+// If ctx ends before there is an answer, Get returns the error of ctx. If the deadline of ctx passes, Get returns at
+// once. If ctx is cancelled during a read of the store, Get may return only after that read, within
+// Config.StoreTimeout. For an absence Get returns an error that wraps [ErrNotFound]. For a failed load Get returns a
+// [*LoadError], unless Config.StaleIfError allows an old value. Get also returns [ErrOverloaded], [ErrClosed] and
+// [ErrInvalid], as the docs of these errors say. If the codec cannot encode a loaded value, Get returns the value
+// together with an error that wraps ErrInvalid.
 func (l *Loader[V]) Get(ctx context.Context, key string) (V, error) {
 	if l.canLoad() {
 		if e := l.fresh(key); e != nil {
@@ -33,8 +34,8 @@ func (l *Loader[V]) Get(ctx context.Context, key string) (V, error) {
 	return r.Value, err
 }
 
-// canLoad reports whether the Loader has a load function of its own. Without one, Get is an error even if a value is
-// cached. Otherwise the mistake would show only when the value has expired.
+// canLoad reports whether the Loader has a load function of its own. Without one, Get returns an error even if a value
+// is cached. If Get returned the cached value, the missing load function would show only when that value has expired.
 func (l *Loader[V]) canLoad() bool { return l.load != nil || l.bulk != nil }
 
 // fresh returns the entry of key if L1 can serve the entry as fresh (step 0). Otherwise fresh returns nil.
@@ -73,8 +74,9 @@ type GetOptions[V any] struct {
 	Load func(ctx context.Context, key string) (V, error)
 	// Refresh loads the value now, whatever is cached, with the rules of Loader.Refresh.
 	Refresh bool
-	// NoStale refuses stale values: the call waits for the refill of a stale value, and returns the error of that refill
-	// if it fails. Config.StaleFor, Config.StaleIfError and Config.SoftTimeout have no effect on such a call.
+	// NoStale refuses stale values: the call waits for the refill of a stale value. If the refill fails, the call
+	// returns the error of the refill. Config.StaleFor, Config.StaleIfError and Config.SoftTimeout have no effect on
+	// such a call.
 	NoStale bool
 }
 
@@ -94,8 +96,9 @@ type Result[V any] struct {
 	Tags      []string
 }
 
-// GetResult is Get, and also says how the value was found. If GetResult returns an error, the Result holds what is
-// known of the value.
+// GetResult is Get, and also says how the value was found. If the error wraps [ErrNotFound], the Result describes the
+// absence. If the codec cannot encode the loaded value, the Result has the value. With any other error, the Result has
+// the Outcome at most.
 func (l *Loader[V]) GetResult(ctx context.Context, key string) (Result[V], error) {
 	return l.get(ctx, key, GetOptions[V]{})
 }
@@ -107,12 +110,12 @@ func (l *Loader[V]) GetResultWith(ctx context.Context, key string, o GetOptions[
 
 // request is what a caller asks for: one key, and how to load the value of that key.
 type request[V any] struct {
-	key     string      // as storeKey returns it
-	given   string      // as the caller gave it
-	loadKey loadFunc[V] // nil: the bulk load function
-	want    flight.Want
+	key     string       // as storeKey returns it
+	given   string       // as the caller gave it
+	loadKey loadFunc[V]  // nil: the bulk load function
+	want    flight.Want  // what the caller expects of the flight
 	urgent  bool         // the caller must not queue, see nesting
-	mode    driver.Mode  // of Acquire
+	mode    driver.Mode  // of Acquire; the refill may change the mode in its own copy
 	many    *manyKeys[V] // the GetMany or Refresh that the request belongs to, or nil
 }
 
@@ -121,14 +124,15 @@ type answer[V any] struct {
 	entry   *entry[V] // nil for most errors
 	outcome Outcome
 	err     error
-	failure error         // OutcomeStaleOnError: why the refill failed
+	failure error         // why the refill failed; set with OutcomeStaleOnError only
 	waited  time.Duration // how long this caller waited, for Event.Took
 
 	withoutStore bool // the store did not answer, so the entry could not be compared with the store
-	rejected     bool // the load was invalidated or overtaken before it could be stored
+	rejected     bool // the store refused the loaded value: an invalidation or a newer load came first
 }
 
-// get is Get after fresh has returned nil. It asks L1 for a stale entry (step 0), and then joins a flight (step 1).
+// get is the part of Get that follows after fresh has found nothing. get asks L1 again, for a stale entry as well (step
+// 0). If L1 has no answer, get joins a flight (step 1).
 func (l *Loader[V]) get(ctx context.Context, given string, o GetOptions[V]) (Result[V], error) {
 	q, err := l.request(ctx, given, o)
 	if err != nil {
@@ -192,8 +196,9 @@ func (l *Loader[V]) request(ctx context.Context, given string, o GetOptions[V]) 
 }
 
 // fromL1 returns the answer of L1, or nil if L1 cannot answer at once. If the entry is due for a refresh, fromL1 starts
-// the refresh. If the entry is stale, patience is above 0 (Config.SoftTimeout), and a refresh is due or runs, then
-// fromL1 returns nil, so that the caller joins the refresh and waits.
+// the refresh. patience is Config.SoftTimeout, or 0 for a caller that may not wait. If patience is above 0, a stale
+// entry is no answer while its refresh is due or runs: fromL1 returns nil, so that the caller joins the flight of the
+// refresh and waits.
 func (l *Loader[V]) fromL1(ctx context.Context, q request[V], patience time.Duration) *answer[V] {
 	e := l.l1.Get(q.key)
 	if e == nil || e.Data.noStore || q.want == flight.Refresh || !l.l1.Valid(e) {
@@ -220,16 +225,16 @@ func (l *Loader[V]) fromL1(ctx context.Context, q request[V], patience time.Dura
 	return &a
 }
 
-// claimRefresh reports whether a refresh of an entry is due, and then makes the caller responsible for it: no other
-// refresh is due within LockTTL. The pause of LockTTL is long enough: if another node died during its refresh, the
-// lease of that node has ended by then.
+// claimRefresh reports whether a refresh of an entry is due. If so, the caller must start the refresh, and no further
+// refresh of the entry is due for LockTTL. The pause is LockTTL because another node may have died during its refresh.
+// After LockTTL the lease of that node has ended, so the next refresh can get the lease.
 func (l *Loader[V]) claimRefresh(e *entry[V], now int64) bool {
 	refreshAt := e.RefreshAt.Load()
 	return now >= refreshAt && e.RefreshAt.CompareAndSwap(refreshAt, now+l.cfg.LockTTL.Microseconds())
 }
 
-// refreshInBackground starts a refresh of an entry, if a refresh is due. The caller does not wait for the refresh, so
-// the refresh does not belong to the load that the caller may run inside of.
+// refreshInBackground starts a refresh of an entry, if a refresh is due. The caller may run inside of a load. That load
+// does not wait for the refresh, so withoutFill hides the load from the refresh.
 func (l *Loader[V]) refreshInBackground(ctx context.Context, e *entry[V], q request[V], now int64) {
 	serveUntil, first := e.ServeUntil.Load(), e.RefreshAt.Load() == 0
 	switch {
@@ -239,20 +244,22 @@ func (l *Loader[V]) refreshInBackground(ctx context.Context, e *entry[V], q requ
 	default:
 		q.want, q.urgent = flight.Background, false
 		if first && l.cfg.SoftTimeout == 0 {
-			q.mode = driver.Try // no caller waits. A later try uses Wait, which also takes over a lease without an end
+			// No caller waits, so Try is enough. A later refresh uses Wait, which also takes over a lease without an
+			// end.
+			q.mode = driver.Try
 		}
 		// The only error of join is ErrClosed, and a closed Loader need not refresh.
 		if m, _ := l.join(withoutFill(ctx), q); m.role == flight.Leader {
 			l.launch(m.flight, q)
 		}
 	}
-	if serveUntil != 0 { // not superseded: the entry is a hit until the next try, while L1 trusts it
+	if serveUntil != 0 { // 0 = superseded; any other entry is a hit until its next refresh is due, or until TrustUntil
 		e.ServeUntil.CompareAndSwap(serveUntil, min(e.TrustUntil, e.RefreshAt.Load()))
 	}
 }
 
-// overloaded answers a caller that may not wait, because MaxWaiters callers are waiting. The answer is the stale value
-// of L1, if there is one and the caller has not asked for a Refresh. Otherwise the answer is ErrOverloaded.
+// overloaded answers a caller that may not wait, because MaxWaiters callers are waiting already. The answer is the
+// stale value of L1, if there is one and the caller has not asked for a Refresh. Otherwise the answer is ErrOverloaded.
 func (l *Loader[V]) overloaded(ctx context.Context, q request[V]) (Result[V], error) {
 	if a := l.fromL1(ctx, q, 0); a != nil {
 		return l.result(q.key, *a)
@@ -269,7 +276,7 @@ type membership[V any] struct {
 	flight   *flightOf[V]
 	role     flight.Role
 	want     flight.Want
-	again    bool   // this Get has waited for an earlier flight in vain, so this flight began after the Get
+	again    bool   // this Get has waited for an earlier flight in vain, so this flight began after the Get began
 	tagEpoch uint64 // how many invalidations of tags this process knew when the caller joined
 }
 
@@ -281,7 +288,8 @@ func (l *Loader[V]) join(ctx context.Context, q request[V]) (m membership[V], er
 	return m, nil
 }
 
-// watch waits for the end of a flight that this Refresh cannot join, because that flight may end without a load.
+// watch waits for the end of a flight that a Refresh cannot join, because that flight may end without a load. After the
+// end, the Refresh joins or starts another flight.
 func (l *Loader[V]) watch(ctx context.Context, m membership[V]) error {
 	if _, err := m.flight.WaitEnd(ctx); err != nil && !errors.Is(err, flight.ErrNoAnswer) {
 		return err
@@ -299,7 +307,7 @@ func (l *Loader[V]) wait(ctx context.Context, m membership[V]) *answer[V] {
 		m.flight.Forget()
 		return nil
 	}
-	if err == nil && a.stored() { // the answer may have been delivered some time ago
+	if err == nil && a.stored() { // judge its age now, because the flight may have delivered it some time ago
 		switch f := a.entry.Data.life.at(l.now()); {
 		case f > stale, m.want == flight.Final && (f == stale || a.outcome == OutcomeStale):
 			a, err = m.flight.WaitEnd(ctx)
@@ -323,16 +331,17 @@ func (l *Loader[V]) wait(ctx context.Context, m membership[V]) *answer[V] {
 	return &a
 }
 
-// outdated reports whether a flight's answer is too old for a caller that may have joined after an invalidation. A
-// Latecomer takes a stored answer only if L1 would serve that answer now. A Latecomer does not take the result of a
-// load that was refused by the store: the load may have begun before an invalidation, and the Latecomer after it. A
-// caller that asks again takes both, because its flight began after its Get.
+// outdated reports whether the answer of a flight is too old for this caller. The danger: 1. The flight reads the store
+// or begins its load. 2. An invalidation returns. 3. A caller joins the flight as a Latecomer. So a Latecomer takes a
+// stored answer only if L1 would serve that answer now. A Latecomer takes no value that the store has refused
+// (rejected), because an invalidation may have come during its load. A caller that asks again takes both kinds of
+// answers, because its flight began after its Get began.
 func (l *Loader[V]) outdated(m membership[V], a *answer[V]) bool {
 	e := a.entry
 	switch {
 	case e == nil:
 		return false
-	case m.tagEpoch > e.Epoch.Tags && l.l1.TagInvalidated(e): // a tag was invalidated, perhaps before the caller joined
+	case m.tagEpoch > e.Epoch.Tags && l.l1.TagInvalidated(e): // a tag was invalidated, perhaps before the join
 		return true
 	case m.role != flight.Latecomer || m.again:
 		return false

@@ -23,7 +23,7 @@ func Compress(inner refill.Codec, above int) refill.Codec {
 }
 
 type compressed struct {
-	inner refill.Codec // nil is the default
+	inner refill.Codec // nil = the default of refill.Config.Codec
 	above int
 }
 

@@ -12,8 +12,9 @@ import (
 // Record is the value that is stored under one key. The Loader writes and reads it. A [Store] keeps its bytes
 // unchanged, except that Expire calls [ExpireRecord].
 //
-// The first two columns are offset and length of a field, in bytes. Integers are big-endian. Times are microseconds
-// since 1970 by the store's clock. Spans are microseconds.
+// The first two columns are offset and length of a field, in bytes. Integers are big-endian. Times (expiredAt,
+// loadBegan, freshUntil) are microseconds since 1970 by the store's clock. The other three fields of 8 bytes are
+// spans in microseconds.
 //
 //	 0  3  "RF1": magic and version
 //	 3  8  expiredAt: 0, or when Expire ended the freshness; the only bytes that ever change
@@ -27,7 +28,7 @@ import (
 //	 …  8  staleIfError
 //	 …  8  loadTook
 //	 … 2+m kind: codec and type of the value; a mismatch is a miss
-//	 … 2+x extra: fields of a letter, a length (2) and that many bytes; v: validator, t: tag, other letters are skipped
+//	 … 2+x extra: fields, each a letter, a length (2 bytes) and a text; v: validator, t: tag, others are skipped
 //	 …     payload, to the end
 //
 // Bytes that do not follow this layout are a miss, for example bytes with another magic, an unknown flag or a wrong
@@ -39,14 +40,14 @@ type Record struct {
 	NoStore      bool          // no payload: the value must not be stored, and each caller loads for itself
 	LoadBegan    time.Time     // when the load of the value began
 	FreshUntil   time.Time     // served as fresh until this moment
-	StaleFor     time.Duration // for this long after the end of freshness, served stale while it is refreshed
-	StaleIfError time.Duration // for this long after the end of freshness, served if its refill fails
+	StaleFor     time.Duration // how long after the end of freshness the value is served stale, while it is refreshed
+	StaleIfError time.Duration // how long after the end of freshness the value is served if its refill fails
 	LoadTook     time.Duration
-	Kind         string
+	Kind         string   // codec and type of the value; a Loader with another Kind treats the record as a miss
 	Validator    string   // lets the load function ask the database whether the value is still valid
 	Tags         []string // the groups that the value belongs to
 	Payload      []byte
-	ExpiredAt    time.Time // zero, or when Expire ended its freshness
+	ExpiredAt    time.Time // when Expire ended its freshness; zero = never
 }
 
 const (

@@ -25,7 +25,8 @@ import (
 //   - the value is a [Record] as the Loader encoded it. A Store uses only the bytes that [RecordToken] reads and the
 //     bytes that [ExpireRecord] changes.
 //   - the lease, or refill lock, says which fill may load now. The lease is for efficiency, and it expires by itself.
-//     After a load that failed, a back-off or a note can stand in the place of the lease, see [FailRequest].
+//     After a load that failed, the store may keep the failure in the place of the lease, as a back-off or as a note,
+//     see [FailRequest].
 //   - the claim says whose load may be stored. Correctness comes from the claim. The claim is taken with the lease,
 //     before the load begins, and lives longer than the lease. Invalidate, Expire and the claim of another fill remove
 //     it.
@@ -58,23 +59,26 @@ type Store interface {
 
 	// Renew sets the remaining life of each lease to ttl, if lease and claim both belong to the token. It never creates
 	// a lease. Renew sends all leases in one exchange: mine[i] reports whether leases[i] was renewed. A lease may be
-	// listed twice. With an error, mine may be nil. If mine is not nil, mine[i] is certain if it is true, and the outcome
-	// for leases[i] is unknown if it is false. So a shard that does not answer costs no lease on another shard.
+	// listed twice. If Renew returns an error, mine may be nil. If mine is then not nil, a true mine[i] means that
+	// leases[i] was renewed, and a false mine[i] means that the outcome is unknown. So if one shard does not answer,
+	// the leases on other shards are not lost.
 	Renew(ctx context.Context, ttl time.Duration, leases ...Lease) (mine []bool, err error)
 
 	// Publish ends a fill. If the claim is the one that the token took at Began, Publish frees lease and claim, stores
-	// the record for Keep, and announces filled. Otherwise Publish stores nothing and does what Release does. Publish
-	// frees lease and claim before it stores, so that the waiters go on even if the store is full. If the record of the
-	// token is already stored, the reply to an earlier try was lost, and the result is Stored.
+	// the record for Keep, and announces filled. Publish frees lease and claim before it stores, so that the waiters go
+	// on even if the store is full. If the claim is not that claim, Publish stores nothing and does what Release does.
+	// The result is then Rejected, with one exception: if the record of the token is already stored, the result is
+	// Stored, because an earlier try of this Publish succeeded and only its reply was lost.
 	Publish(ctx context.Context, r PublishRequest) (PublishResult, error)
 
-	// Fail ends a fill without a value. It frees lease and claim, each if it belongs to the token. If neither belongs to
-	// the token, Fail does nothing. Otherwise Fail announces failed. It also leaves the failure in the place of the
-	// lease, as a back-off or as a note, unless another fill has the lease. See [FailRequest].
+	// Fail ends a fill without a value. It frees the lease if the token has the lease, and the claim if the token has
+	// the claim. If the token has neither, Fail does nothing. Otherwise Fail announces failed, and leaves the failure
+	// in the place of the lease, as a back-off or as a note. If another fill has the lease, that lease stays, and the
+	// failure is only announced. See [FailRequest].
 	Fail(ctx context.Context, r FailRequest) error
 
-	// Release frees lease and claim, each if it belongs to the token, and announces released if it freed at least one of
-	// the two.
+	// Release frees the lease if the token has the lease, and the claim if the token has the claim. If Release freed at
+	// least one of the two, it announces released.
 	Release(ctx context.Context, key, token string) error
 
 	// Invalidate deletes value, lease, claim, back-off and note of every key, and announces invalidated for each key. by
@@ -89,9 +93,10 @@ type Store interface {
 	// as an unknown tag.
 	Tags(ctx context.Context, tags ...string) (states []TagState, err error)
 
-	// EnsureTags makes sure that each tag is known, and stays known for keep at least. It never changes the moments of a
-	// known tag, and never shortens the life of its state. A tag is unknown if it was never used, or if its state has
-	// ended or was evicted. EnsureTags makes an unknown tag known as invalidated reach ago.
+	// EnsureTags makes sure that each tag is known, and stays known for keep at least. It never changes the moments of
+	// a known tag, and never shortens the life of its state. A tag is unknown if it was never used, or if its state has
+	// ended or was evicted. If a tag is unknown, EnsureTags stores a state for it. In that state, Invalidated is the
+	// present moment minus reach.
 	//
 	// The Loader calls EnsureTags before it publishes a record with tags. For an unknown tag, the store cannot tell
 	// whether the tag was invalidated after a value was loaded. So values whose load began longer than reach ago become
@@ -100,10 +105,10 @@ type Store interface {
 	EnsureTags(ctx context.Context, reach, keep time.Duration, tags ...string) error
 
 	// InvalidateTags sets Invalidated of each tag to now, keeps the state for keep at least, and announces
-	// tag-invalidated. It does not change Expired. A state that would live longer than keep keeps its life. If the
-	// stored Invalidated is less than a second in the future, the clock has made a small step back, and Invalidated
-	// stays. If Invalidated is further in the future, the clock was set back, and Invalidated becomes now. by is the
-	// token in the announcements. If the call fails for one tag, the other tags are still invalidated.
+	// tag-invalidated. It does not change Expired, and never shortens the life of a state. If the stored Invalidated is
+	// less than a second in the future, the clock has made a small step back, and Invalidated stays. If Invalidated is
+	// further in the future, the clock was set back, and Invalidated becomes now. by is the token in the announcements.
+	// If the call fails for one tag, the other tags are still invalidated.
 	InvalidateTags(ctx context.Context, by string, keep time.Duration, tags ...string) error
 
 	// ExpireTags sets Expired of each tag to now and announces tag-expired. Everything that InvalidateTags says about
@@ -118,8 +123,8 @@ type Store interface {
 	// because handle may call code of the user.
 	Subscribe(name string, handle func(Announcement)) (stop func())
 
-	// Now returns the time of the store's clock, from which AcquireResult.Now also comes. Now does not call the store.
-	// It returns what this process knows of that clock, and advances with the monotonic clock of the process.
+	// Now returns the time of the store's clock. AcquireResult.Now is a time of the same clock. Now does not call the
+	// store. It returns what this process knows of that clock, and advances with the monotonic clock of the process.
 	Now() time.Time
 
 	// Check returns what is wrong with the configuration of the store. It does not call the store. refill.New returns
@@ -131,11 +136,11 @@ type Store interface {
 type AcquireRequest struct {
 	Key   string
 	Token string // of the fill
-	Seen  string // token of the record that the fill has seen; empty if it saw none or could not read it
+	Seen  string // token of the record that the fill has read under Key; empty if there was none, or if the read failed
 
-	LeaseTTL, ClaimTTL time.Duration
+	LeaseTTL, ClaimTTL time.Duration // how long the lease and the claim live if Acquire takes them
 
-	Mode Mode
+	Mode Mode // what Acquire does if another fill has the lease
 }
 
 // Lease names one lease for [Store.Renew].
@@ -167,12 +172,12 @@ const (
 type AcquireResult struct {
 	State AcquireState
 
-	Now time.Time // Acquired: when the claim was taken, by the store's clock; the load begins now
+	Now time.Time // Acquired: when the claim was taken, by the store's clock; counts as the start of the load
 
 	Record []byte // Changed: the record that is stored
 
 	Holder  string        // Held: token of the fill that has the lease; empty during a back-off
-	Failure string        // Held during a back-off, Acquired and Free over a note: the failure that Fail was given
+	Failure string        // the text that Fail was given: Held = of a back-off, Acquired or Free = of a note
 	Left    time.Duration // Held: remaining life of the lease or back-off; 0 in mode Try
 }
 
@@ -187,8 +192,9 @@ const (
 	// Acquire takes a new claim at a new moment. The load that began under the old claim stays invalid, because Publish
 	// compares the moment of the claim with Began.
 	//
-	// If an earlier fill left a note instead of a back-off (see [FailRequest]), Failure is its text. Acquire takes the
-	// place of the note, so a repetition has no Failure. Failure is empty after a back-off that mode Force has ignored.
+	// If an earlier fill left a note instead of a back-off (see [FailRequest]), Failure is its text. The lease replaces
+	// the note, so the reply to a repeated request has no Failure. Failure is empty after a back-off that mode Force
+	// has ignored.
 	Acquired AcquireState = iota
 	// Changed: the stored record is not the one that the fill has seen. In modes Wait and Force, the store compares the
 	// record before it looks at the lease. If the lease belonged to the token, the store has freed the lease and
@@ -222,7 +228,7 @@ type PublishResult uint8
 // The outcomes of Publish.
 const (
 	Stored    PublishResult = iota // the record was stored
-	Rejected                       // the claim was removed or taken: an invalidation or a newer fill came first
+	Rejected                       // the claim was removed, was taken by another fill, or had ended
 	StoreFull                      // the claim was valid, but the store has no room for the record
 )
 
@@ -256,7 +262,7 @@ type TagState struct {
 type Announcement struct {
 	Kind     AnnouncementKind
 	Key      string    // "name:key"; "name:tag" for TagInvalidated and TagExpired; empty for the subscription
-	Token    string    // of the fill; or the by of Invalidate, Expire, InvalidateTags or ExpireTags
+	Token    string    // of the fill; or the argument by of Invalidate, Expire, InvalidateTags or ExpireTags
 	Replaced string    // Filled: token of the record that was replaced
 	Record   []byte    // Filled: the record, if it is no larger than MaxAnnouncedRecord
 	Failure  string    // Failed: as given to Fail
@@ -277,8 +283,8 @@ const (
 	Invalidated                                // value, lease and claim were deleted
 	Expired                                    // the value was marked stale, lease and claim were deleted
 	Released                                   // a lease was freed without a result
-	TagInvalidated                             // values with the tag are invalid if their load began before
-	TagExpired                                 // values with the tag are stale if their load began before
+	TagInvalidated                             // values with the tag are invalid if their load began no later than At
+	TagExpired                                 // values with the tag are stale if their load began no later than At
 )
 
 // MaxAnnouncedRecord is the largest record, in bytes, that travels with its announcement. Nodes fetch a larger record

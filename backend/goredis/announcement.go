@@ -25,7 +25,8 @@ import (
 //
 // parseAnnouncement ignores a message of any other format. So a later release may add RN2 on the same channel.
 
-// unlocked is the kind "u": a user's lock was freed. It wakes the watchers of the lock and does not go to a Loader.
+// unlocked is the kind "u": a user's lock was freed. Such an announcement wakes the watchers of the lock. It is passed
+// to no Loader.
 const unlocked driver.AnnouncementKind = 255
 
 const announcementMagic = "RN1 "

@@ -92,8 +92,8 @@ func detached[T any](ctx context.Context, c *calls, f func(context.Context) (T, 
 		value T
 		err   error
 	}
-	// parted is set when f has returned, and when detached leaves f behind. If both happen, the second of these two
-	// events subtracts the call from c.abandoned.
+	// Two events set parted: f returns, and detached stops waiting for f. If both happen, the later one finds parted
+	// set, and subtracts the call from c.abandoned, because f no longer runs.
 	var parted atomic.Bool
 	done := make(chan result, 1)
 	go func() {

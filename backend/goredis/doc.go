@@ -78,13 +78,13 @@
 // that of a missing password contains NOAUTH. Call Ping on the client at the start of the program if a wrong address
 // must end the program.
 //
-// Every Loader is a subscriber. While a Store has a subscriber, it keeps a small client of its own, with the Options
-// of the given client. This client carries the subscription and the renewals of leases, so that a renewal does not
-// queue behind hundreds of GETs. Behind Sentinel, renewals stay on the given client. The small client does not learn
-// of a failover, so it would renew leases at the old master. The small client has none of the hooks (AddHook) of the
-// given client.
+// Every Loader is a subscriber. While a Store has a subscriber, it keeps a small client of its own, with the Options of
+// the given client. This client carries the subscription and the renewals of leases, so that a renewal does not queue
+// behind hundreds of GETs. Behind Sentinel, the given client carries the renewals. The small client does not learn of a
+// failover, so it would renew leases at the old master. The small client has none of the hooks (AddHook) of the given
+// client.
 //
 // A client of your own type also works if the type embeds *redis.Client, *redis.ClusterClient or *redis.Ring. If the
-// type hides its client, the Store makes no small client and uses the connections of the given client. A type must
-// not hide a Ring. Close the Loaders before the client.
+// type hides its client, the Store makes no small client and uses the connections of the given client. A type must not
+// hide a Ring, because the Store must subscribe at every shard. Close the Loaders before the client.
 package goredis

@@ -78,7 +78,7 @@ func (s *Store) readAll(ctx context.Context, all []string, due bool) ([][]byte, 
 		s.clock.read(clock, sent)
 	}
 	if err != nil && !slices.ContainsFunc(cmds, func(c redis.Cmder) bool { return c.Err() != nil }) {
-		return nil, err // no command failed, so a hook did
+		return nil, err // no command failed, so a hook of the client has returned err
 	}
 	contents := make([][]byte, len(all))
 	for i, cmd := range reads {
@@ -89,10 +89,10 @@ func (s *Store) readAll(ctx context.Context, all []string, due bool) ([][]byte, 
 	return contents, nil
 }
 
-// leaseMargin is in milliseconds. A lease of another fill counts as free if it would live longer than our LeaseTTL
-// plus leaseMargin. The margin is for nodes with a larger LockTTL. A lease above this limit was taken before the
-// server's clock was set back, and a holder that still runs would have renewed it since. If the holder runs
-// nevertheless, the cost is one extra load.
+// leaseMargin is in milliseconds. A lease of another fill counts as free if it would live longer than our LeaseTTL plus
+// leaseMargin. The margin is for nodes with a larger LockTTL. A lease above this limit was taken before the server's
+// clock was set back. Its holder has probably died, because a renewal would have set the life of the lease to LockTTL
+// again. If the holder still runs, the cost is one extra load.
 const leaseMargin = 60_000
 
 // Acquire implements driver.Store. In mode Try, Acquire first sends a plain SET, which is cheaper than the script.
@@ -130,7 +130,7 @@ func (s *Store) acquire(ctx context.Context, k keys, r driver.AcquireRequest) (d
 		s.clock.learn(sample{sent: sent, got: got, server: result.Now})
 	}
 	if r.Mode == driver.Try {
-		result.Left = 0 // another fill took the lease after the plain SET
+		result.Left = 0 // in mode Try a reply has no Left; here another fill took the lease after the plain SET
 	}
 	return result, err
 }

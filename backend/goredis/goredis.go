@@ -18,8 +18,8 @@ import (
 type Store struct {
 	client   client
 	prefix   string
-	calls    calls // of the client given to New
-	renewals calls // over the Store's own client, see pubsub.onOwnClient; a call returns at once when its ctx ends
+	calls    calls // makes the calls over the client given to New
+	renewals calls // makes the calls over the Store's own client (see pubsub.onOwnClient), each on a goroutine
 	known    knownScripts
 	clock    clock
 	pubsub   pubsub

@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// buckets is the number of hash tags over which the keys of a prefix are spread. This file defines the key format,
-// which is final. If two releases in one fleet had different formats, neither release would see the values and locks
-// of the other release.
+// buckets is how many Redis hash tags ({0} to {1023}) the keys of a prefix are spread over. This file defines the key
+// format, which is final. If two releases in one fleet had different formats, neither release would see the values and
+// locks of the other release.
 const buckets = 1024
 
 // keys are the Redis keys of one "name:key".

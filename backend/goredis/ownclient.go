@@ -10,7 +10,8 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
-// By these interfaces the Store recognises the kind of a client, and also a user's own type that embeds a client.
+// The Store checks which of these interfaces a client implements. So it recognises the kind of a client, even if the
+// client is a user's own type that embeds a client of go-redis.
 type (
 	singleClient  interface{ Options() *redis.Options } // a server, or a master behind Sentinel
 	clusterClient interface{ Options() *redis.ClusterOptions }
@@ -51,10 +52,10 @@ func obeysDeadlines(c redis.UniversalClient) bool {
 // does not notify the small client of a failover, so the connections of the small client stay at the replaced master.
 // Renewals there would succeed until Sentinel demotes that master, some ten seconds later.
 type ownClient struct {
-	subscription context.Context
+	subscription context.Context // ends with the subscription
 	userClient   redis.UniversalClient
 	client       closableClient // nil for a Ring and for a client that shows no options
-	sentinel     bool
+	sentinel     bool           // the user's client finds its master through Sentinel
 
 	mu     sync.Mutex                      // guards shards
 	shards map[*redis.Client]*redis.Client // of a Ring: our small client for each shard client of the user
@@ -200,8 +201,8 @@ func (o *ownClient) changed() bool {
 	return len(up) != len(o.shards)
 }
 
-// close closes the clients of the subscription. The subscription's ctx has ended, so close does not wait for a silent
-// server.
+// close closes the clients of the subscription. The end of the subscription's ctx has closed their connections (see
+// boundDialer), so close does not wait for a silent server.
 func (o *ownClient) close() {
 	if o.client != nil {
 		o.client.Close()

@@ -19,12 +19,12 @@ const watchDelay = 5 * time.Millisecond
 // pubsub passes announcements to its users, which are subscribers and watchers. While there is a user, one
 // subscription runs, see subscription.go.
 //
-// handle functions run without a mutex held, because they may call code of the user. Announcements are delivered one
-// at a time, in order of arrival, on the goroutine that read them. There is one exception. subscribe itself delivers
-// the current state to the new listener, even while another delivery is running. subscribe must not wait for the
-// running delivery. The handle that is being called may itself have called subscribe, or may wait for the goroutine
-// that called subscribe. In every case, the calls of one handle are made one at a time, and no call is made after the
-// stop of that handle has returned.
+// handle functions run without a mutex held, because they may call code of the user. Announcements are delivered one at
+// a time, in order of arrival, on the goroutine that read them. There is one exception. subscribe itself delivers the
+// current state to the new listener, even while another delivery is running. If subscribe waited for the running
+// delivery, it could wait for ever: the handle that is being called may itself have called subscribe, or may wait for
+// the goroutine that called subscribe. In every case, the calls of one handle are made one at a time, and no call is
+// made after the stop of that handle has returned.
 //
 // Lock order: life before mu, delivery before mu, mu before selfCheck.mu. life and delivery are never taken while mu is
 // held.
@@ -35,13 +35,13 @@ type pubsub struct {
 	own       atomic.Pointer[ownClient] // written only by the running subscription; nil if none runs
 	selfCheck selfCheck
 
-	life  sync.Mutex // guards users, end and ended; one start or end of the subscription at a time
-	users int
-	end   context.CancelFunc
-	ended chan struct{}
+	life  sync.Mutex         // guards users, end and ended; held while the subscription starts or ends
+	users int                // how many subscribers and watchers there are
+	end   context.CancelFunc // ends the subscription
+	ended chan struct{}      // closed when the subscription has ended
 
-	// delivery is full while an announcement is delivered. It is a channel and not a mutex, because a channel is fair. A
-	// flood of announcements from one shard of a Ring must not hold up the announcements of another shard.
+	// delivery is full while an announcement is delivered. A channel serves its senders in order, and a mutex need not.
+	// So a flood of announcements from one shard of a Ring does not hold up the announcements of another shard.
 	delivery chan struct{}
 
 	mu        sync.Mutex              // guards all below; released while a handle runs
@@ -84,8 +84,9 @@ func (p *pubsub) addUser(delay time.Duration) {
 	}()
 }
 
-// removeUser counts one user fewer. For the last user, it ends the subscription and waits for its end. removeUser
-// holds life while it waits, but no handle can wait for life then, because no listener is left.
+// removeUser counts one user fewer. For the last user, it ends the subscription and waits for its end. removeUser holds
+// life while it waits. That is no deadlock: when the last user leaves, no listener is left, so no handle runs that
+// could wait for life.
 func (p *pubsub) removeUser() {
 	p.life.Lock()
 	defer p.life.Unlock()
@@ -267,9 +268,9 @@ func signal(watchers map[chan struct{}]struct{}) {
 	}
 }
 
-// onOwnClient runs f on the Store's own client. If no subscription runs, or if f fails before ctx ends, onOwnClient
-// runs f on the user's client. f fails early if the subscription has just ended. f also fails early if the own client
-// could not connect, because go-redis then fails all calls of that client at once for a second.
+// onOwnClient runs f on the Store's own client. If there is no own client for this key, or if f fails before ctx ends,
+// onOwnClient runs f on the user's client. f fails early if the subscription has just ended. f also fails early if the
+// own client could not connect, because go-redis then fails all calls of that client at once for a second.
 func (p *pubsub) onOwnClient(ctx context.Context, k keys, f func(client) (bool, error)) (bool, error) {
 	own := p.own.Load()
 	if c := own.forKey(k.value()); c != nil {

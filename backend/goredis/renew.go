@@ -46,7 +46,8 @@ func beforeEnd(ctx context.Context) (context.Context, context.CancelFunc) {
 
 // renewAll runs lua/renew.lua for each lease. If some renewals fail, it still returns the results of the others.
 func (s *Store) renewAll(ctx context.Context, all []invocation) ([]bool, error) {
-	lots := make(map[client][]int) // the leases of each own client, as indices of all; nil is the user's client
+	// lots has the leases to renew over each own client, as indices of all. The key nil stands for the user's client.
+	lots := make(map[client][]int)
 	own := s.pubsub.own.Load()
 	for i, v := range all {
 		c := own.forKey(v.keys[0])

@@ -75,9 +75,10 @@ var (
 )
 
 // knownScripts are the scripts that a server has run for this Store, by their hashes. To a server that may not know a
-// script, the Store sends the source at once. Trying the hash first would cost a second round trip. At 120 ms per
-// round trip, the first use of a script would then outlast StoreTimeout. A server that does not know a hash was
-// restarted or replaced, or its scripts were flushed. From then on, no script counts as known until it was run again.
+// script, the Store sends the source at once. Trying the hash first would cost a second round trip. At 120 ms per round
+// trip, the first use of a script would then outlast StoreTimeout. If a server does not know a hash, the server was
+// restarted or replaced, or its scripts were flushed. So after such a reply, no script counts as known until a server
+// has run it again.
 type knownScripts struct{ hashes sync.Map }
 
 func (k *knownScripts) has(x script) bool {
@@ -85,7 +86,7 @@ func (k *knownScripts) has(x script) bool {
 	return ok
 }
 
-// learn notes from the reply to one run whether the server knows the script now.
+// learn updates the known scripts from cmd, the reply to one run of x.
 func (k *knownScripts) learn(x script, cmd *redis.Cmd) {
 	switch {
 	case unknown(cmd):
@@ -147,8 +148,8 @@ func (x script) runMany(ctx context.Context, known *knownScripts, c client, all 
 	return err
 }
 
-// maxSources is how many invocations of a pipeline carry the source, which has 3 to 5 KB. On a Cluster or a Ring, 16
-// invocations nearly always reach every server.
+// maxSources is how many invocations of a pipeline carry the source, which has 4 to 6 KB. On a Cluster or a Ring, the
+// keys of 16 invocations are nearly always spread over all servers.
 const maxSources = 16
 
 // runEach does what runMany does, and returns the replies. replies[i] is nil if the run for all[i] failed.

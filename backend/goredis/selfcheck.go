@@ -14,8 +14,8 @@ import (
 type selfCheck struct {
 	mu         sync.Mutex // guards all below; may be taken while pubsub.mu is held
 	subscribed bool
-	waiting    bool // for the announcement with this key and this token to arrive
-	number     int  // of the announcement that is or was last awaited, from 1
+	waiting    bool // the announcement with this key and this token has not arrived yet
+	number     int  // of the announcement that was awaited last, counted from 1
 	key, token string
 	since      time.Time // when the server confirmed that announcement; zero before that
 	lastOwn    time.Time // when an announcement of this process was last received, or the subscription began
@@ -25,7 +25,8 @@ type selfCheck struct {
 // publication is announced even if no caller waits for the value.
 const selfCheckEvery = 5 * time.Second
 
-// due reports whether the next publication must be announced even if no caller waits, so that it can be checked.
+// due reports whether the next publication must be announced even if no caller waits. This process then checks whether
+// it receives that announcement.
 func (s *selfCheck) due(now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -69,7 +70,8 @@ func (s *selfCheck) received(a driver.Announcement) {
 }
 
 // missing returns the number of an announcement that the server confirmed more than 2*silence ago, and that has not
-// arrived. It returns 0 if there is no such announcement. The announcement may merely be unread, see pubsub.probe.
+// arrived. It returns 0 if there is no such announcement. Such an announcement need not be lost: perhaps a reader of
+// the subscription has not read it yet, see pubsub.probe.
 func (s *selfCheck) missing(now time.Time) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

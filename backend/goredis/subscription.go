@@ -74,14 +74,14 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// serve makes a connection and passes on the announcements that it receives. It returns when the connection breaks or
-// may have missed an announcement. The result is how long the connection worked.
+// serve connects to every server of the subscription, and passes on the announcements that the servers send. It returns
+// when a connection breaks or may have missed an announcement. The result is how long the subscription worked.
 func (p *pubsub) serve(ctx context.Context, own *ownClient) time.Duration {
 	links, err := p.connect(ctx, own)
 	inner, cancel := context.WithCancel(ctx)
 	var tasks sync.WaitGroup
 	defer func() {
-		if ctx.Err() == nil { // before the links are closed, because closing may take a moment
+		if ctx.Err() == nil { // the listeners learn of the break first, because closing the links may take a moment
 			p.setDisconnected(fmt.Errorf("goredis: disconnected: %w", explainDenied(err)))
 		}
 		cancel()
@@ -108,7 +108,7 @@ func (p *pubsub) serve(ctx context.Context, own *ownClient) time.Duration {
 type link struct {
 	*redis.PubSub
 	server   client
-	base     time.Time
+	base     time.Time    // when the link was made
 	received atomic.Int64 // when something last arrived, since base; written by the reader of the link
 	pinged   int64        // when the last PING was sent, since base; only monitor uses it
 	probed   int          // number in the last PING of probe; only monitor uses it
@@ -138,9 +138,9 @@ func (p *pubsub) connect(ctx context.Context, own *ownClient) (links []*link, er
 	return links, nil
 }
 
-// noReconnect returns a ctx that has ended. A PubSub of go-redis checks only before a reconnect whether its ctx has
-// ended. So with this ctx, a PubSub never reconnects. The reads and writes of a PubSub use only the deadline of the
-// ctx.
+// noReconnect returns a ctx that has already ended. Its deadline is after the given span, or there is none if the span
+// is 0. A PubSub of go-redis checks only before a reconnect whether its ctx has ended. So with this ctx, a PubSub never
+// reconnects. The reads and writes of a PubSub obey only the deadline of the ctx.
 func noReconnect(deadline time.Duration) context.Context {
 	ctx, cancel := context.Background(), context.CancelFunc(nil)
 	if deadline > 0 {

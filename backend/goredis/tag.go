@@ -14,8 +14,8 @@ import (
 // and is final. The Loader compares tag states with the moments of claims. The claim may come from another server of
 // the Cluster or Ring than the tag state. So the clocks of all servers are assumed to agree.
 
-// Tags implements driver.Store. A state without an end counts as known, because GET does not return the end.
-// EnsureTags replaces such a state by a state with an end.
+// Tags implements driver.Store. A state without an end (a Redis key without a TTL) counts as known, because Tags reads
+// with GET, and GET does not return the TTL. EnsureTags replaces such a state by a state with an end.
 func (s *Store) Tags(ctx context.Context, tags ...string) ([]driver.TagState, error) {
 	if len(tags) == 0 {
 		return nil, nil

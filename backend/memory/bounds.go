@@ -29,10 +29,11 @@ func (i *item) cost(key string) int64 {
 }
 
 const (
-	// lookedAt is how many random items each insertion looks at, to drop what has ended. With 4 items, at most about a
-	// quarter of all items have ended.
+	// lookedAt is how many random items each insertion looks at, to drop what has ended. With 4 looks per insertion, at
+	// most about a quarter of the items in the store are items that have ended.
 	lookedAt = 4
-	// evict gives up after it has kept maxKept items, because each of them has only a lease, a claim or a back-off.
+	// evict gives up after maxKept items of which it could drop nothing. Such items have no value, only a lease, a
+	// claim, a back-off or a note.
 	maxKept = 64
 )
 

@@ -10,7 +10,7 @@ import (
 // lock is one lock with its watchers.
 type lock struct {
 	holder   expiring
-	fence    uint64
+	fence    uint64 // of the present holder, or of the last one
 	watchers map[chan struct{}]struct{}
 }
 

@@ -25,7 +25,7 @@ type Store struct {
 	listeners map[*listener]struct{}
 	fence     uint64 // the last fence given out for any key, so the fences of each key rise
 
-	maxItems, maxTags int // above one of these limits, values or tag states are evicted at random
+	maxItems, maxTags int // how many items and tag states are kept; above, random values or tag states are evicted
 	maxBytes          int64
 }
 
@@ -164,7 +164,7 @@ func (s *Store) Acquire(ctx context.Context, r driver.AcquireRequest) (a driver.
 			a.State, a.Failure = driver.Free, i.note()
 		case free, mine:
 			a.Failure = i.note()
-			if !mine { // otherwise the lease keeps its awaited field
+			if !mine { // a lease that is mine stays as it is, with its end and its awaited field
 				i.lease = expiring{data: r.Token, until: now.Add(r.LeaseTTL)}
 			}
 			if i.claim.data != r.Token {
@@ -218,7 +218,7 @@ func (s *Store) Publish(ctx context.Context, r driver.PublishRequest) (result dr
 	err = s.update(ctx, r.Key, func(i *item, now time.Time) {
 		if i.claim.data != r.Token || r.Token == "" || !r.Began.IsZero() && !r.Began.Equal(i.claim.began) {
 			if result = driver.Rejected; r.Token != "" && driver.RecordToken([]byte(i.value.data)) == r.Token {
-				result = driver.Stored // it was stored by an earlier try whose reply was lost
+				result = driver.Stored // an earlier try has stored the record, and its reply was lost
 			}
 			s.release(i, r.Key, r.Token)
 			return
@@ -350,9 +350,9 @@ func (s *Store) ExpireTags(ctx context.Context, by string, keep time.Duration, t
 	})
 }
 
-// afterTags returns now, or a moment just after the last change of a tag if the clock has not moved since that
-// change. In a bubble of testing/synctest the clock stands still. There, without afterTags, a load that begins after
-// InvalidateTags would be invalid.
+// afterTags returns now, or a moment just after the last change of a tag if the clock has not moved since that change.
+// In a bubble of testing/synctest the clock stands still. There, without afterTags, a load that begins after
+// InvalidateTags would begin at the same moment, and its value would be invalid.
 func (s *Store) afterTags(now time.Time) time.Time {
 	if after := s.lastTag.Add(time.Microsecond); now.Before(after) {
 		return after
@@ -396,9 +396,9 @@ func (s *Store) updateTags(
 // may call the Store.
 type listener struct {
 	prefix string
-	queue  []driver.Announcement // guarded by Store.mu
-	more   chan struct{}         // holds one wake-up
-	quit   chan struct{}
+	queue  []driver.Announcement // announcements that handle has not got yet; guarded by Store.mu
+	more   chan struct{}         // gets a wake-up when queue has grown; holds one
+	quit   chan struct{}         // closed by stop
 }
 
 // announce queues an announcement for the subscribers of its name. The caller holds s.mu.

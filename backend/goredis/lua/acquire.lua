@@ -25,7 +25,7 @@ if holder and not mine and not (failed and force) then
   local endless = left < 0 or left > ARGV[5] + ARGV[8] and not failed
   if not endless then
     if not failed and not awaited and type(redis.pcall('APPEND', KEYS[2], '+')) == 'table' then
-      left = math.min(left, 100) -- a full Redis refused the note, so an announcement may not come
+      left = math.min(left, 100) -- a full Redis refused the '+', so the holder may not announce its result
     end
     return {2, holder, left}
   end

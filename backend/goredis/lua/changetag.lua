@@ -5,8 +5,8 @@ local invalidated, expired, left = tag_state_of(KEYS[1])
 if not invalidated then invalidated, expired, left = now, 0, 0 end
 
 -- later returns the moment to write in place of old. If old is less than a second ahead of now, the clock has made a
--- small step back, and later returns old. If old is further ahead, the clock was set back, and later returns now. With
--- old, values would be invalid until the clock reached old again.
+-- small step back, and later returns old. If old is further ahead, the clock was set back, and later returns now. If
+-- later returned old then, new values would be invalid until the clock reached old again.
 local function later(old)
   if old > now and old < now + 1000000 then return old end
   return now

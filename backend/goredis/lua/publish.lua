@@ -9,8 +9,8 @@ if claimant ~= ARGV[1] or ARGV[9] ~= '' and ARGV[9] ~= seconds .. '.' .. micros 
   local record = redis.call('MGET', KEYS[1])[1]
   return record and token_of(record) == ARGV[1] and 0 or 1
 end
--- The script frees lease and claim before it stores. A full Redis refuses the SET, and even then no waiter may be
--- left with a lease without a holder.
+-- The script frees lease and claim before it stores. If a full Redis then refuses the SET, no lease without a holder
+-- stays, and the waiters go on.
 redis.call('DEL', KEYS[2], KEYS[3])
 local set = redis.pcall('SET', KEYS[1], ARGV[5], 'PX', ARGV[6])
 if ARGV[8] ~= '1' or there[1] ~= ARGV[1] or set.err then -- a caller waits, or may have waited before the lease was lost
