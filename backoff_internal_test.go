@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// A node remembers at most maxBackoffs failures. When the memory is full, remember drops the failures whose back-off
-// was over long ago, and then adds the new failure. A failure without a back-off is not remembered.
+// A node remembers at most maxBackoffs failures. At that bound, remember first drops the failures whose back-off was
+// over long ago. If that makes no room, remember drops the new failure. A failure without a back-off is never
+// remembered.
 func TestBackoffsAreBounded(t *testing.T) {
 	b := backoffs{}
 	for i := range 2 * maxBackoffs {

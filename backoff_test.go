@@ -95,9 +95,9 @@ func TestABackOffIsFoundWithoutItsAnnouncement(t *testing.T) {
 	})
 }
 
-// The database fails. The store answers in the first run, and does not answer in the second run. The node must not ask
-// the database again within ErrorTTL. A Get within the back-off must return the error that the load function returned.
-// A Refresh must load without waiting for the end of the back-off.
+// The database fails. The test runs once with a store that answers, and once with a store that does not answer. The
+// node must not ask the database again within ErrorTTL. A Get within the back-off must return the error that the load
+// function returned. A Refresh must load without waiting for the end of the back-off.
 func TestBackOffKeepsTheError(t *testing.T) {
 	for _, down := range []bool{false, true} {
 		t.Run(fmt.Sprint("store down ", down), func(t *testing.T) {
@@ -174,8 +174,9 @@ func TestBackOffGrows(t *testing.T) {
 	})
 }
 
-// The loads of a key have failed many times on one node, so the back-off of that node is long. A new node may load the
-// key once. This load fails as well, and two nodes have now failed. So the long back-off must hold for all nodes.
+// The loads of a key have failed many times on one node, so the next back-off of that node is long. A second node,
+// which is new, may load the key once. The load of the second node fails as well. Since two nodes have failed, the long
+// back-off must now hold for all nodes.
 func TestLongBackOffOnANewNode(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -206,9 +207,9 @@ func TestLongBackOffOnANewNode(t *testing.T) {
 	})
 }
 
-// ErrorTTL is 2 s, so the back-off after two failures in a row is 4 s. Then the row of failures ends. The cases end the
-// row with a success on another node, an Invalidate, or a pause of one minute. The back-off after the next failure must
-// be ErrorTTL again.
+// ErrorTTL is 2 s, so the back-off after two failures in a row is 4 s. Then something ends the row: a success on
+// another node, an Invalidate, or a pause of one minute (one case each). The back-off after the next failure must be
+// ErrorTTL again.
 func TestRowOfFailuresEnds(t *testing.T) {
 	for name, end := range map[string]func(*testing.T, *db, *refill.Loader[string]){
 		"a success elsewhere": func(t *testing.T, d *db, peer *refill.Loader[string]) {
@@ -293,8 +294,8 @@ func TestAFailureFromBeforeAnInvalidate(t *testing.T) {
 }
 
 // A node starts a flight of a key. An invalidation detaches that flight, so the next Get on the node starts a second
-// flight. The loads of both flights fail. Two failures of one node are no back-off for other nodes, so another node
-// must still load the key.
+// flight. The loads of both flights fail. Two failures on the same node must not cause a back-off for other nodes, so
+// another node must still load the key.
 func TestTwoFlightsOfOneNodeFail(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		sick, well, shared := &db{took: time.Second}, &db{}, memory.New()

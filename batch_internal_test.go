@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// This file tests the type batch directly. These tests force orders of events that tests of the public API would
-// produce only by chance.
+// This file tests the type batch, which is one call of a bulk load function. The tests use batch directly, to force
+// orders of events that tests of the public API would produce only by chance.
 
 func batchOf(t *testing.T, load func(context.Context, []string) (map[string]string, error)) *batch[string] {
 	t.Helper()
@@ -22,8 +22,8 @@ func batchOf(t *testing.T, load func(context.Context, []string) (map[string]stri
 
 func loadNothing(context.Context, []string) (map[string]string, error) { return nil, nil }
 
-// A batch has one entry and waits for a load slot. The entry leaves at the moment when the batch gets the slot, so the
-// batch has no key to load. The batch must free the slot.
+// A batch has one entry and waits for a load slot. At the moment when the batch gets the slot, the entry leaves, so the
+// batch has no key to load. The batch must give the slot back.
 func TestBatchThatIsLeftFreesItsSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := batchOf(t, loadNothing).l
@@ -43,8 +43,9 @@ func TestBatchThatIsLeftFreesItsSlot(t *testing.T) {
 	})
 }
 
-// A batch has two entries. The refill of the first entry ends before that refill asks the batch to load its key. A
-// later call of load for the first entry must return an error at once. The batch must still load the second entry.
+// A batch has two entries, which belong to the refills of two keys. The first refill ends before it asks the batch to
+// load its key. A later call of load for the first entry must return an error at once. The batch must still load the
+// second entry.
 func TestBatchEntryThatIsLeftBeforeItsLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := batchOf(t, func(_ context.Context, keys []string) (map[string]string, error) {

@@ -17,7 +17,7 @@ import (
 )
 
 // This file tests the calls of a bulk load function: which keys share a call, the load slot and the time-out of a call,
-// and loads inside a bulk load.
+// and Gets inside a bulk load.
 
 // Gets of single keys share a call of the bulk load function if they begin within BulkWindow.
 func TestBulkWindow(t *testing.T) {
@@ -79,7 +79,7 @@ func TestTwoFlightsOfAKeyInABulkLoad(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer l.Close()
-		s.down.Store(true) // from now on every call of the store fails
+		s.down.Store(true) // from here on, every call of the store fails
 		var wg sync.WaitGroup
 		getTagged := func() {
 			r, err := l.GetResult(t.Context(), "k")
@@ -131,8 +131,8 @@ func TestFillOfABulkLoad(t *testing.T) {
 	})
 }
 
-// Node a loads key k. Node b has one load slot, and its flight of k waits for the lease that node a has. The waiting
-// flight must free the load slot, so that node b can load another key meanwhile.
+// Node a loads key k. Node b has one load slot, and its flight of k waits for the lease that node a has. While this
+// flight waits, it must not keep the load slot, so that node b can load another key.
 func TestBulkGivesItsSlotBack(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &table{took: time.Second}
@@ -218,8 +218,9 @@ func TestBulkLoadTimeout(t *testing.T) {
 	})
 }
 
-// MaxLoads is 1, and a bulk load has the only load slot. The load function asks its own Loader for other keys. The
-// load of the other keys must not wait for a load slot.
+// MaxLoads is 1, and a bulk load has the only load slot. The load function asks its own Loader for other keys. The load
+// of the other keys must not wait for a load slot, because the outer load keeps the slot until the inner load has
+// ended.
 func TestNestedGetMany(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var l *refill.Loader[string]
@@ -274,7 +275,7 @@ func TestNestedThroughABulkLoad(t *testing.T) {
 
 // The load of key a in Loader x calls Get of a bulk Loader. The load function of the bulk Loader calls Get of a in x.
 // The two loads would wait for each other, so the inner Get of a must return ErrInvalid. In the second run, a Get of
-// another key has started the batch of the bulk Loader before.
+// another key has started the batch of the bulk Loader before the load of a asks the bulk Loader.
 func TestNestedThroughTwoLoaders(t *testing.T) {
 	for _, first := range []bool{false, true} {
 		t.Run(fmt.Sprint("another key first ", first), func(t *testing.T) {

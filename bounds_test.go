@@ -74,7 +74,7 @@ func TestManyStaleValues(t *testing.T) {
 }
 
 // All load slots are taken, so the background refresh of a stale value ends without a load. A Get within the next 50 ms
-// must not start another refresh. After the 50 ms, the load slot is free. The next Get must start a refresh that loads.
+// must not start another refresh. Later the load slot is free. Then the next Get must start a refresh that loads.
 func TestARefreshThatFoundNoSlotIsTriedAgain(t *testing.T) {
 	for name, get := range map[string]func(t *testing.T, l *refill.Loader[string], key string) string{
 		"Get": get,
@@ -125,8 +125,9 @@ func TestARefreshThatFoundNoSlotIsTriedAgain(t *testing.T) {
 	}
 }
 
-// All load slots are taken. A caller waits for the refresh of a stale value. The cases call Refresh, Get with NoStale,
-// and Get with SoftTimeout. The refresh must queue for a load slot, and the caller must get the new value.
+// All load slots are taken. A caller waits for the refresh of a stale value, because it calls Refresh, Get with
+// NoStale, or Get with SoftTimeout (one case each). The refresh must queue for a load slot, and the caller must get the
+// new value.
 func TestARefreshWithACallerQueues(t *testing.T) {
 	for name, ask := range map[string]func(ctx context.Context, l *refill.Loader[string]) (string, error){
 		"Refresh": func(ctx context.Context, l *refill.Loader[string]) (string, error) {

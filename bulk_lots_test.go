@@ -12,13 +12,13 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// slowPipe is a store behind a slow network. It sends one value at a time, and takes the time perKey for each. calls
-// counts the reads.
+// slowPipe is a store behind a slow network. It sends one value at a time, and takes the time in the field perKey for
+// each value. The field calls counts the calls of Get and GetMany.
 type slowPipe struct {
 	driver.Store
 	perKey time.Duration
 	calls  atomic.Int64
-	line   chan struct{} // full while a value is sent
+	line   chan struct{} // has room for one element, and is full while a value is sent
 }
 
 func (s *slowPipe) Get(ctx context.Context, key string) ([]byte, error) {
@@ -58,8 +58,8 @@ func (s *slowPipe) send(ctx context.Context, values int) error {
 }
 
 // 1,024 keys are fresh in the store, but the store cannot send all their values within one StoreTimeout. GetMany must
-// return all values without a load. Then the store becomes fast. After some calls, one GetMany must read all the values
-// with one call of the store.
+// return all values without a load. Then the store becomes fast. After some further calls of GetMany, one GetMany must
+// read all values with a single call of the store.
 func TestGetManyOfLargeValues(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		shared := memory.New()

@@ -33,7 +33,7 @@ func TestGetMany(t *testing.T) {
 		keys := append(names(0, 10), "k0001") // k0001 twice
 		for range 2 {                         // the second GetMany is served from L1
 			got, err := l.GetMany(t.Context(), keys)
-			synctest.Wait() // ristretto stores in the background the values for which L1's hot table has no slot
+			synctest.Wait() // until ristretto has stored the values for which the hot table of L1 has no slot
 			if err != nil || len(got) != 9 || got["k0007"] != "row k0007" {
 				t.Errorf("got %v, %v; want nine rows", got, err)
 			}
@@ -53,8 +53,8 @@ func TestGetMany(t *testing.T) {
 	})
 }
 
-// Callers on two nodes ask for overlapping keys in opposite orders. Each key must be loaded once. The callers may cause
-// at most one bulk load each. The nodes must not block each other.
+// Callers on two nodes ask for overlapping keys in opposite orders. Each key must be loaded once. Each caller may cause
+// at most one bulk load. No node may wait for ever for a key that the other node loads.
 func TestGetManyOfOverlappingKeys(t *testing.T) {
 	for _, callers := range []int{1, 3} {
 		t.Run(fmt.Sprint(callers, " on each"), func(t *testing.T) {
@@ -317,8 +317,8 @@ func (s slowMany) GetMany(ctx context.Context, keys ...string) ([][]byte, error)
 	return s.spy.GetMany(ctx, keys...)
 }
 
-// The caller of a GetMany leaves while the store reads the keys a and b. Another caller has joined the flight of a,
-// and must still get the value of a.
+// The caller of a GetMany leaves while the store reads the keys a and b. A second caller has joined the flight of a.
+// The second caller must still get the value of a.
 func TestGetManyIsLeftWhileItReads(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &table{}
@@ -344,7 +344,7 @@ func TestGetManyIsLeftWhileItReads(t *testing.T) {
 	})
 }
 
-// afterMany is a store that calls do between the reply to a GetMany and the return of that GetMany.
+// afterMany is a store whose GetMany reads the values, then calls the function in the field do, and then returns.
 type afterMany struct {
 	*spy
 	do func()
@@ -385,7 +385,7 @@ func TestInvalidateWhileManyAreRead(t *testing.T) {
 }
 
 // A GetMany reads all its keys in one call of the store. Close must wait until that call has ended, even if no flight
-// needs the reply.
+// needs the values any longer.
 func TestCloseWaitsForTheReadOfAGetMany(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -427,8 +427,8 @@ func TestGetManyAndMaxWaiters(t *testing.T) {
 	})
 }
 
-// MaxWaiters is 1. A GetMany has the value of one of its keys and waits for the other key. Meanwhile, a Get of a third
-// key must get ErrOverloaded.
+// MaxWaiters is 1. A GetMany already has the value of one of its two keys, and waits for the other key, so the GetMany
+// still counts as a waiter. A Get of a third key must fail with ErrOverloaded.
 func TestGetManyWaitsForItsLastKey(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		l := node(t, func(_ context.Context, key string) (string, error) {
@@ -452,8 +452,8 @@ func TestGetManyWaitsForItsLastKey(t *testing.T) {
 	})
 }
 
-// MaxWaiters is 1. A GetMany waits for the last of its keys. A Get of that key joins the same flight, but counts as a
-// second caller and gets ErrOverloaded.
+// MaxWaiters is 1. A GetMany waits for the last of its keys. A Get of that key would join the same flight, but the Get
+// counts as a second waiter, so it must fail with ErrOverloaded.
 func TestGetManyIsCountedToItsEnd(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		load := func(ctx context.Context, key string) (string, error) {
@@ -480,7 +480,7 @@ func TestGetManyWithoutTheStore(t *testing.T) {
 		s := newSpy(memory.New())
 		l := bulk(t, d, refill.Config{Shared: s})
 		all(t, l, names(0, 100))
-		synctest.Wait() // ristretto stores in the background the values for which L1's hot table has no slot
+		synctest.Wait() // until ristretto has stored the values for which the hot table of L1 has no slot
 		d.asked()
 		s.cut(true)
 		all(t, l, names(50, 200))
@@ -556,8 +556,8 @@ func TestRefreshAfterAnOrdinaryFlight(t *testing.T) {
 	})
 }
 
-// Refresh uses no stored value, so Refresh must not call GetMany of the store. A GetMany of no keys would succeed
-// without a request to the server. This success would hide an outage of the server from the breaker.
+// Refresh uses no stored value, so Refresh must not call GetMany of the store. A call of GetMany with no keys would
+// succeed without a request to the server. The breaker would take that success as a sign that the server answers.
 func TestRefreshOfManyMakesNoSharedRead(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newSpy(memory.New())

@@ -10,8 +10,8 @@ import (
 )
 
 // GetManyWith returns the outcome of each key. Key a is a hit, b is loaded, c is absent, the load of d fails, and e is
-// stale. With NoStale, e must be loaded. With Refresh, a must be loaded again. If the options have a load function, it
-// must be called in place of the bulk load function.
+// stale. With NoStale, e must be loaded. With Refresh, a must be loaded again. If the options have a load function,
+// GetManyWith must call that function in place of the bulk load function.
 func TestGetManyWith(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		boom := errors.New("boom")

@@ -59,7 +59,7 @@ func closeBesideCalls(t *testing.T) {
 					return
 				}
 				count.Add(1)
-				runtime.Gosched() // otherwise each caller runs for its whole time slice, and a round takes long
+				runtime.Gosched() // otherwise each goroutine runs for its whole time slice, and a round takes long
 			}
 		})
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file tests codecs: which fields they leave out, errors and panics of a codec, and records that cannot be
-// decoded.
+// This file tests codecs: fields of a value that a codec leaves out, errors and panics of a codec, and records that a
+// codec cannot decode.
 
 func TestCodec(t *testing.T) {
 	type leaky struct {
@@ -113,9 +113,9 @@ func TestABadRecordIsAMissAndAnEvent(t *testing.T) {
 	}
 }
 
-// The codec cannot encode the loaded value. The store answers in the first run, and does not answer in the second run.
-// A second Get within the back-off must return an error that wraps ErrInvalid. After a second failure in a row, the
-// back-off must have doubled.
+// The codec cannot encode the loaded value, which counts as a failed load. The test runs once with a store that
+// answers, and once with a store that does not answer. A second Get within the back-off must return an error that wraps
+// ErrInvalid. After a second failure in a row, the back-off must have doubled.
 func TestTheCauseOfAValueThatCannotBeEncoded(t *testing.T) {
 	for _, down := range []bool{false, true} {
 		bubble(t, func(t *testing.T) {

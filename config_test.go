@@ -33,7 +33,8 @@ func TestConfigBounds(t *testing.T) {
 	}
 }
 
-// New accepts a setting that has no effect or a surprising effect. New must report one warning that names the field.
+// If a setting has no effect or a surprising effect, New accepts the setting. New must then report one warning that
+// names the field.
 func TestConfigWarnings(t *testing.T) {
 	for field, cfg := range map[string]refill.Config{
 		" short": {TTL: time.Second}, // the default settings cause no warning

@@ -36,7 +36,7 @@ func TestCloseFromOnEvent(t *testing.T) {
 			first := !seen[e.Kind]
 			seen[e.Kind] = true
 			mu.Unlock()
-			if !first || l == nil { // in New there is no Loader to close
+			if !first || l == nil { // l is nil while New runs
 				return
 			}
 			began := time.Now()
@@ -112,9 +112,10 @@ func (h *logged) take() []string {
 	return lines
 }
 
-// Ten Loaders share a store and a Logger. At an outage, the Logger must get one line about the subscription and one
-// line about the breakers. At the end of the outage, the Logger must get one line about each again. A further Loader
-// has a Logger of its own. That Logger must get the same lines.
+// Ten Loaders share a store and a Logger. At an outage, each of the ten Loaders notices the outage, but the Logger must
+// get only one line about the subscription and one line about the breakers. At the end of the outage, the Logger must
+// get one line about each again. A further Loader has a Logger of its own. The second Logger must get the same lines as
+// the first.
 func TestLogOfAnOutage(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -139,7 +140,7 @@ func TestLogOfAnOutage(t *testing.T) {
 					get(t, l, fmt.Sprint(round, n, i))
 				}
 			}
-			synctest.Wait() // the breaker calls back on a goroutine of its own
+			synctest.Wait() // until the breaker has called OnEvent on its goroutine
 			want := []string{
 				"WARN refill: circuit breaker open: Gets do without the store, which did not answer in time " +
 					"loader=thing node=true error=context deadline exceeded",
@@ -162,9 +163,9 @@ func TestLogOfAnOutage(t *testing.T) {
 	})
 }
 
-// The test has three doubtful things: foreign bytes in the store under four keys, a setting of Config that has no
-// effect, and a warning of the store about a setting of the server. Bad records must be logged at most once a minute.
-// Each of the two warnings must be logged once.
+// Three things are doubtful: the store holds foreign bytes under four keys, a setting of Config has no effect, and the
+// store warns twice about a setting of the server. Bad records must be logged at most once a minute. The setting of
+// Config and the warning of the store must be logged once each.
 func TestLogOfDoubtfulThings(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}

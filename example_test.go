@@ -215,8 +215,8 @@ func ExampleLoader_Peek() {
 	// Output: false true v
 }
 
-// Each call of GetWith brings its own load function. refill may run the function later, and for other callers. So the
-// function must use no other input than its ctx and key.
+// Each call of GetWith brings its own load function. refill may run the function after this call has returned, and may
+// give its result to other callers. So the function must use no other input than its ctx and key.
 func ExampleLoader_GetWith() {
 	pages, err := refill.New[string]("page", nil, refill.Config{TTL: time.Minute})
 	if err != nil {
@@ -275,8 +275,8 @@ func ExampleErrNotFound() {
 }
 
 // Two workers must not pay the same refund at once. Worker 2 finds the lock held and leaves. The lock is for
-// efficiency. The fence is for correctness: each new lock has a larger fence, and the database refuses a fence that is
-// smaller than the last one.
+// efficiency. The fence is for correctness: each new lock has a larger fence, and the database refuses a payment whose
+// fence is smaller than the fence of the last payment.
 func ExampleLocker_TryLock() {
 	locks, err := refill.NewLocker("refund", memory.New(), refill.LockConfig{TTL: 10 * time.Second})
 	if err != nil {

@@ -14,9 +14,9 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file tests each cell of the table in docs/what-a-load-may-say.md. A row of the table is a setting, that is, one
-// or two calls of Fill methods. The columns say what the setting means for a value, an absence, a failing load, one key
-// of a bulk load, and a load that also calls NoStore.
+// This file tests each cell of the table in docs/what-a-load-may-say.md. A row of that table is a setting, that is, one
+// or two calls of Fill methods. The columns say what the setting means if the load returns a value, returns an absence,
+// fails, or also calls NoStore. The tests also make each setting for one key of a bulk load.
 
 // termsConfig returns the Config of the tests in this file. With its LocalTTL of 1 h, L1 serves a value until the TTL
 // of the value is over.
@@ -27,18 +27,19 @@ func termsConfig(shared driver.Store) refill.Config {
 	}
 }
 
-// termsCell is a row of the table. set makes the setting. Each other field is a column. It has one letter per moment
-// for what a Get then returns. f: a fresh value. s: a stale value. e: the old value in place of an error. a: an
-// absence. A dash: the error of the load. In noStore, n says that the store remembers the no-store, and a dash that it
-// does not.
+// termsCell is a row of the table. set makes the setting, and the fields value, absence, failing and noStore are the
+// columns. A column is a string with one letter per moment (afterLoad, afterFailure). The letter says what a Get at
+// that moment must return. f: a fresh value. s: a stale value. e: the old value in place of an error. a: an absence. A
+// dash: the error of the load. In noStore, n means that the store still remembers the no-store, and a dash means that
+// it does not.
 type termsCell struct {
 	name                             string
 	set                              func(f *refill.Fill)
 	value, absence, failing, noStore string
 }
 
-// The letters of the column failing belong to the moments of afterFailure. Those of the other columns belong to
-// afterLoad. All moments count from the start of the first load.
+// afterLoad has the moments of the columns value, absence and noStore. afterFailure has the moments of the column
+// failing. All moments count from the start of the first load.
 var (
 	afterLoad    = seconds(1, 6, 12, 25, 35, 70)
 	afterFailure = seconds(16, 20, 25, 35)
@@ -143,8 +144,8 @@ func observe(t *testing.T, began time.Time, at []time.Duration, nodes []*refill.
 	}
 }
 
-// askBoth gets a key from both nodes at once. It checks that one load serves both Gets, and that both return want and
-// wantErr. Every later load of s fails.
+// askBoth gets a key from both nodes at once. askBoth checks that one load serves both Gets, and that both Gets return
+// want and wantErr. Then askBoth makes all later loads of s fail.
 func askBoth(t *testing.T, s *speaker, nodes []*refill.Loader[string], key, want string, wantErr error) {
 	t.Helper()
 	before := s.loads.Load()
@@ -262,8 +263,8 @@ func (c termsCell) testBulkPart(t *testing.T) {
 	}
 }
 
-// testNoStore applies the setting of c in a load that also calls NoStore. It then checks how long the store remembers
-// the no-store.
+// testNoStore applies the setting of c in a load that also calls NoStore. testNoStore then checks at each moment of
+// afterLoad whether the store still remembers the no-store.
 func (c termsCell) testNoStore(t *testing.T) {
 	var s speaker
 	shared, nodes := termsNodes(t, &s)
@@ -295,8 +296,8 @@ func (c termsCell) testNoStore(t *testing.T) {
 	}
 }
 
-// A load calls SetErrorTTL and fails. Each of the two nodes loads once. Then this back-off must hold on both nodes,
-// even if it is longer than Config.MaxErrorTTL. The back-off must not grow with the next failure.
+// The loads of a key call SetErrorTTL and fail. Each of the two nodes loads once. Then the back-off of SetErrorTTL must
+// hold on both nodes, even if it is longer than Config.MaxErrorTTL. The back-off must not grow with the next failure.
 func TestSetErrorTTL(t *testing.T) {
 	for _, c := range []struct {
 		set, want time.Duration
@@ -439,8 +440,8 @@ func TestSetKeepOfNoValue(t *testing.T) {
 }
 
 // A failing load calls SetStaleIfError(1 min). The old value may then be served until 1 min after the end of its TTL.
-// While the old value is still fresh, it must stay fresh. After the limit, a failing load that sets no limit must not
-// bring the old value back.
+// As long as its TTL lasts, the old value must stay fresh. After the 1 min, a further load fails and sets no limit.
+// This load must not bring the old value back.
 func TestAFailingLoadLimitsTheOldValue(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var s speaker
@@ -458,7 +459,7 @@ func TestAFailingLoadLimitsTheOldValue(t *testing.T) {
 		observe(t, began, []time.Duration{5 * time.Second}, nodes, "k", "f")
 		observe(t, began, []time.Duration{15 * time.Second, 40 * time.Second, 68 * time.Second}, nodes, "k", "eee")
 		observe(t, began, []time.Duration{75 * time.Second}, nodes, "k", "-")
-		s.say.Store(nil) // a load that fails without a limit does not bring the value back
+		s.say.Store(nil) // from here on, loads fail and set no limit
 		observe(t, began, []time.Duration{80 * time.Second, 5 * time.Minute}, nodes, "k", "--")
 	})
 }

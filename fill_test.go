@@ -66,8 +66,9 @@ func TestFill(t *testing.T) {
 	})
 }
 
-// On every node, Previous gives a load the value that the load replaces, and the validator of that value. With
-// NotModified the load keeps that value for another TTL.
+// In a load, Previous returns the value that the load is about to replace, and the validator of that value. Both must
+// work on every node, also on one that has never had the value. If the load returns NotModified, that value must live
+// for another TTL.
 func TestNotModified(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var version atomic.Int64
@@ -169,8 +170,8 @@ func TestPreviousAbsenceAndTags(t *testing.T) {
 }
 
 // Five nodes ask for a key whose load calls NoStore. In the second round, all nodes must load in parallel, because the
-// store remembers the no-store. When the no-store record has expired and the load no longer calls NoStore, all callers
-// must share one load again.
+// store remembers the no-store. Later the no-store record has expired, and the load no longer calls NoStore. Then all
+// callers must share one load again.
 func TestNoStoreIsRemembered(t *testing.T) {
 	for name, localTTL := range map[string]time.Duration{"with L1": 0, "without L1": -1} {
 		t.Run(name, func(t *testing.T) {
@@ -311,8 +312,8 @@ func (m *noStoreDB) load(ctx context.Context, key string) (string, error) {
 	return m.db.load(ctx, key)
 }
 
-// By default the store remembers a NoStore for 10 s from the end of its load. If the 10 s counted from the start of
-// the load, the NoStore of a 12 s load would be forgotten at once. Two nodes would then load one after the other.
+// By default the store remembers a NoStore for 10 s from the end of its load. If the 10 s counted from the start of the
+// load, the store would forget the NoStore of a load of 12 s at once. Two nodes would then load one after the other.
 func TestNoStoreOfASlowLoad(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := &noStoreDB{db: db{took: 12 * time.Second}}
@@ -329,8 +330,8 @@ func TestNoStoreOfASlowLoad(t *testing.T) {
 	})
 }
 
-// A load calls SetTTL and NoStore. The TTL must be how long the store remembers the no-store. With a zero or negative
-// TTL, the store must not remember it. Without SetTTL, the store must remember it for 10 s.
+// A load calls SetTTL and NoStore. The store must remember the no-store for that TTL. With a zero or negative TTL, the
+// store must not remember the no-store. Without SetTTL, the store must remember the no-store for 10 s.
 func TestHowLongNoStoreIsRemembered(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		for ttl, want := range map[time.Duration]time.Duration{0: 10 * time.Second, time.Minute: time.Minute, -1: 0} {

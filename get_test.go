@@ -112,8 +112,8 @@ func TestCallersLeaveOnTheirOwn(t *testing.T) {
 	})
 }
 
-// When the last caller of a load leaves, the ctx of the load must end, and no back-off may start. A later caller must
-// not join that flight. Another node that waits for the lease must get the lease and load at once.
+// When the last caller of a flight leaves, the ctx of its load must end, and no back-off may start. A later caller must
+// not join the cancelled flight. Another node that waits for the lease must get the lease and load at once.
 func TestTheLastCallerCancelsTheLoad(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: time.Second}
@@ -141,8 +141,8 @@ func TestTheLastCallerCancelsTheLoad(t *testing.T) {
 	})
 }
 
-// Callers beyond MaxWaiters get ErrOverloaded at once. A caller that has left, a Get that L1 answers, and a background
-// refresh do not count.
+// Callers beyond MaxWaiters get ErrOverloaded at once. Three things must not count as waiters: a caller that has left,
+// a Get that L1 answers, and a background refresh.
 func TestMaxWaiters(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: time.Second}
@@ -179,12 +179,12 @@ func TestMaxWaiters(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		get(t, l, "last") // the callers that left no longer count
+		get(t, l, "last") // succeeds, because the callers that have left no longer count
 	})
 }
 
-// MaxWaiters is 1, and one caller waits for a load. A Get inside that load is admitted, because the caller of the load
-// counts already.
+// MaxWaiters is 1, and one caller waits for a load. The load itself calls Get. This inner Get must be admitted, because
+// the caller that waits for the load counts already.
 func TestMaxWaitersLetsLoadsIn(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var l *refill.Loader[string]
@@ -202,7 +202,7 @@ func TestMaxWaitersLetsLoadsIn(t *testing.T) {
 
 // L1 has a value that is fresh, but has been in L1 for longer than LocalTTL. Another node has replaced the value, and
 // the announcement of the new value was lost. A Get with NoStale must wait for the read of the store. The Get must
-// return the new value, and must not return the value of L1 as stale.
+// return the new value, not the value of L1.
 func TestNoStaleAfterLocalTTL(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}

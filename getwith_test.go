@@ -14,9 +14,9 @@ import (
 
 // This file tests GetResultWith and its options.
 
-// optionsCase is a state of key k. prepare brings k into that state on node l. plain, noStale and forced are the values
-// that GetResultWith must return without an option, with NoStale, and with Refresh. "err" stands for the error of the
-// load.
+// optionsCase is a state of key k, for instance stale. prepare brings k into that state on node l. In prepare, peer is
+// a second node, and d is the database of both nodes. plain, noStale and forced are what GetResultWith must return on l
+// without an option, with NoStale, and with Refresh. The value "err" stands for the error of the load.
 type optionsCase struct {
 	name                   string
 	prepare                func(t *testing.T, l, peer *refill.Loader[string], d *db)
@@ -55,7 +55,7 @@ var optionsCases = []optionsCase{
 	}, "err", "err", "k v1"},
 }
 
-// The test calls GetResultWith with each option in each state of optionsCases. It does so with and without a load
+// The test calls GetResultWith with each option, in each state of optionsCases. Each case runs with and without a load
 // function in the options.
 func TestGetResultWith(t *testing.T) {
 	for _, c := range optionsCases {

@@ -19,7 +19,7 @@ import (
 )
 
 // This file contains the helpers of the tests. db and table are fake databases that count their loads. node, pair,
-// fleet and bulk make Loaders. Each of these Loaders stands for one node, that is, one process of a cluster. spy is a
+// fleet and bulk make Loaders. Each of these Loaders stands for one node, that is, one process of a fleet. spy is a
 // store that counts calls, and that can fail or hang.
 
 const ms = time.Millisecond
@@ -37,13 +37,13 @@ func bubble(t *testing.T, f func(t *testing.T)) {
 // db is a fake database that counts its loads. Each load takes the duration took.
 type db struct {
 	took    time.Duration // after the first load, only slow may change took
-	loads   atomic.Int64
-	now     atomic.Int64 // loads that run now
-	most    atomic.Int64 // the largest number of loads running at once
-	version atomic.Int64 // part of each value: load returns "KEY vVERSION"
-	mu      sync.Mutex
-	err     error
-	begins  []time.Time
+	loads   atomic.Int64  // all loads that have begun
+	now     atomic.Int64  // loads that run now
+	most    atomic.Int64  // the largest number of loads running at once
+	version atomic.Int64  // part of each value: load returns "KEY vVERSION"
+	mu      sync.Mutex    // guards the next two, and took after the first load
+	err     error         // what load returns beside the value; nil = no error
+	begins  []time.Time   // when each load began
 }
 
 func (d *db) load(ctx context.Context, key string) (string, error) {
@@ -88,9 +88,9 @@ func (d *db) tagged(ctx context.Context, key string) (string, error) {
 type table struct {
 	took  time.Duration
 	mu    sync.Mutex
-	calls [][]string
-	err   error
-	lacks map[string]bool
+	calls [][]string      // the keys of each call of load, sorted
+	err   error           // what load returns beside the rows; nil = no error
+	lacks map[string]bool // keys for which load returns no row
 }
 
 func (d *table) load(ctx context.Context, keys []string) (map[string]string, error) {
@@ -118,7 +118,7 @@ func (d *table) fail(err error) {
 	d.err = err
 }
 
-// asked returns the calls of load since the previous asked. The keys of each call are sorted.
+// asked returns the keys of each call of load since the previous call of asked. The keys of a call are sorted.
 func (d *table) asked() (calls [][]string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -126,7 +126,7 @@ func (d *table) asked() (calls [][]string) {
 	return calls
 }
 
-// says returns a load function that sleeps for took and then returns value. The load function ignores its ctx.
+// says returns a load function that sleeps for the time took and then returns value. The load function ignores its ctx.
 func says(value string, took time.Duration) func(context.Context, string) (string, error) {
 	return func(context.Context, string) (string, error) {
 		time.Sleep(took)
@@ -264,7 +264,8 @@ func names(from, to int) (keys []string) {
 
 var errDown = errors.New("store is down")
 
-// spy is the connection of one node to a store. A spy counts calls, can be cut, and has hooks that run during a call.
+// spy is the connection of one node to a store. A spy counts calls, can lose the connection, and can run functions of a
+// test during a call.
 type spy struct {
 	driver.Store
 	down  atomic.Bool // calls fail, and announcements are lost
@@ -272,11 +273,11 @@ type spy struct {
 	mute  atomic.Bool // announcements are lost, and the node does not notice
 	stuck atomic.Bool // a call blocks until its ctx ends
 
-	calls       atomic.Int64
-	gets        atomic.Int64
+	calls       atomic.Int64 // calls of any method that a Loader uses
+	gets        atomic.Int64 // calls of Get
 	many        atomic.Int64 // calls of GetMany
 	reading     atomic.Int64 // calls of GetMany that have not returned
-	acquires    atomic.Int64
+	acquires    atomic.Int64 // calls of Acquire
 	lastAcquire atomic.Pointer[driver.AcquireRequest]
 	ensures     atomic.Int64 // calls of EnsureTags
 
@@ -289,7 +290,7 @@ type spy struct {
 
 	mu       sync.Mutex
 	announce func(driver.Announcement)
-	held     []driver.Announcement // announcements to deliver when hold ends
+	held     []driver.Announcement // while hold is true: announcements to deliver when hold ends
 	hold     bool
 	keys     []string // keys of all Gets, and of all Acquires that did not return Held
 	afterGet func()   // runs between the reply to a Get and the return of that Get
@@ -524,8 +525,8 @@ func (s *spy) Subscribe(name string, announce func(driver.Announcement)) func() 
 	})
 }
 
-// acquireRequest returns the AcquireRequest of a node that has read the record of key and would wait for the refill
-// lock.
+// acquireRequest returns the AcquireRequest of a node that has read the record of key, and that waits if another node
+// has the refill lock.
 func acquireRequest(t *testing.T, shared driver.Store, key, token string) driver.AcquireRequest {
 	t.Helper()
 	record, err := shared.Get(t.Context(), key)
@@ -597,8 +598,8 @@ type panicky struct{ S string }
 
 func (panicky) MarshalJSON() ([]byte, error) { panic("in the codec") }
 
-// invalidationsOfRed are the four ways to invalidate or expire the value of red:1, which has the tag red, see
-// db.tagged.
+// invalidationsOfRed are the four ways to invalidate or expire the value of the key red:1. Loaders that load with
+// db.tagged give this value the tag red.
 var invalidationsOfRed = map[string]func(context.Context, *refill.Loader[string]) error{
 	"Invalidate":    func(ctx context.Context, l *refill.Loader[string]) error { return l.Invalidate(ctx, "red:1") },
 	"Expire":        func(ctx context.Context, l *refill.Loader[string]) error { return l.Expire(ctx, "red:1") },

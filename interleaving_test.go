@@ -27,7 +27,7 @@ func TestAReadOvertakenByAnInvalidate(t *testing.T) {
 			}
 			synctest.Wait() // until the node has handled the announcement; L1 has no entry yet
 		})
-		get(t, l, "k") // this Get began before the Invalidate, so it may return the old value
+		get(t, l, "k") // this Get began before the Invalidate, so this Get may return the old value
 		if v := get(t, l, "k"); v != "k v1" {
 			t.Errorf("got %q after the Invalidate, want %q", v, "k v1")
 		}
@@ -60,7 +60,7 @@ func TestAReadAcrossABreakOfTheSubscription(t *testing.T) {
 
 // A load is in flight. The subscription breaks, the node misses an Invalidate, and the subscription returns. A later
 // Get must not join the flight of that load. Callers that joined before the break must get the value of the flight.
-// (The model checker Spin found this order of events. The model is in docs/model.)
+// (The model checker Spin found this order of events in the model of refill, which is in docs/model.)
 func TestAFlightAcrossABreakOfTheSubscription(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: time.Second}
@@ -128,8 +128,8 @@ func TestAPublishBetweenLookupAndAcquire(t *testing.T) {
 	})
 }
 
-// A peer publishes v0 again, and the announcement that carries v0 is on its way to a node. That node invalidates the
-// key and drops its L1 entry. Then the announcement arrives. L1 must not serve v0 again.
+// A peer loads v0 again and publishes it. The announcement, which carries v0, is on its way to a node. Meanwhile that
+// node invalidates the key and drops its L1 entry. Then the announcement arrives. L1 of that node must not serve v0.
 func TestAnAnnouncementFromBeforeTheInvalidate(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
@@ -183,9 +183,9 @@ func TestAnAnnouncementOutOfOrder(t *testing.T) {
 	})
 }
 
-// A node waits for the load of another node, and the announcement of the value is lost. The waiting node reads the
-// store again when a lease that is no longer renewed would have ended, that is, after LockTTL at most. The waiting node
-// must then find the value and must not load.
+// A node waits for the load of another node, and the announcement of the value is lost. A waiting node reads the store
+// again after LockTTL at most, because by then the lease of a dead holder would have ended. So the waiting node must
+// find the value after LockTTL at most, and must not load.
 func TestALostFilledAnnouncement(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 300 * ms}

@@ -18,21 +18,21 @@ import (
 // This file holds Invalidate and Expire, and handles the announcements that this node receives.
 
 // Invalidate removes the values and back-offs of keys everywhere. It also removes the claims of running loads, so these
-// loads cannot be stored. After Invalidate has returned nil, no node serves a load that began before the call as fresh
-// from the store, and no later Get on this node joins such a load. L1 of other nodes follows with the announcement.
-// Call Invalidate after the transaction that changed the data has committed.
+// loads cannot be stored. After Invalidate has returned nil, no node serves a value from the store as fresh if the load
+// of that value began before the call. No later Get on this node joins such a load. Other nodes drop the values from L1
+// when the announcement arrives. Call Invalidate after the transaction that changed the data has committed.
 //
 // An error that wraps [ErrInvalid] (an empty key) means that nothing was done. Any other error means that the store may
 // still hold old values. This node has dropped its own copies nevertheless, and repeats the Invalidate in the
-// background until the values have expired. Log such an error, and do not fail the request: the write to the database
-// is done. Invalidate waits for the store for Config.StoreTimeout at most per 1,024 keys, and not at all while the
-// circuit breaker is open.
+// background until the store confirms it or the values have expired. Log such an error, and do not fail the request
+// that changed the data: its write to the database is done. Invalidate waits for the store for at most one
+// Config.StoreTimeout per 1,024 keys. While the circuit breaker is open, Invalidate does not wait for the store.
 func (l *Loader[V]) Invalidate(ctx context.Context, keys ...string) error {
 	return l.invalidate(ctx, keys, false)
 }
 
-// Expire is Invalidate, but keeps the values and marks them as stale from now on. For Config.StaleFor from now, such a
-// value is served as stale while a refresh runs.
+// Expire is like Invalidate, but keeps the values and marks them as stale. For Config.StaleFor from now, Get returns
+// such a value at once as stale, while a refresh runs.
 func (l *Loader[V]) Expire(ctx context.Context, keys ...string) error {
 	return l.invalidate(ctx, keys, true)
 }
@@ -44,8 +44,9 @@ const (
 	invalidateCalls = 4
 )
 
-// invalidate calls the store before it drops the entries of L1. In the opposite order, a read that began between the
-// two steps would bring the old value back into L1.
+// invalidate calls the store before it drops the entries of L1. In the opposite order: 1. L1 drops the entry. 2. A Get
+// reads the old value from the store, and puts it into L1. 3. The store deletes the value. Then L1 would go on serving
+// the old value.
 func (l *Loader[V]) invalidate(ctx context.Context, keys []string, expire bool) error {
 	var err error
 	keys, full := slices.Clone(keys), make([]string, len(keys))
@@ -56,7 +57,7 @@ func (l *Loader[V]) invalidate(ctx context.Context, keys []string, expire bool) 
 		full[i] = l.full(keys[i])
 	}
 	left, err := l.storeInvalidateAll(ctx, full, expire)
-	if err != nil { // before drop, so that a read of this node that begins after drop repeats the call first
+	if err != nil { // before drop, so that every read of this node after drop first repeats the invalidation
 		l.retryLater(left, false, expire)
 	}
 	for _, key := range keys {
@@ -69,9 +70,9 @@ func (l *Loader[V]) invalidate(ctx context.Context, keys []string, expire bool) 
 	return nil
 }
 
-// storeInvalidateAll returns the keys that the store may still hold, and the first error. A call that fails does not
-// cancel other calls that run. Calls that have not begun are then not made, because the store does not answer. For the
-// same reason, no call is made while the breaker is open.
+// storeInvalidateAll returns the keys that the store may still hold, and the first error. If a call fails, calls that
+// run already go on. But no further call begins, because the store probably does not answer. For the same reason, no
+// call begins while the breaker is open.
 func (l *Loader[V]) storeInvalidateAll(ctx context.Context, full []string, expire bool) (left []string, err error) {
 	if err := l.store.Err(); err != nil {
 		return full, err
@@ -131,8 +132,8 @@ type invalidation struct {
 	expire bool // true: Expire or ExpireTag; false: Invalidate or InvalidateTag
 }
 
-// merge combines two invalidations of one target. The result is an Expire only if both are, so that a later Expire does
-// not weaken an Invalidate.
+// merge combines two invalidations of one target. The result is an Expire only if both invalidations are, so that an
+// Expire does not weaken an earlier Invalidate.
 func (old invalidation) merge(new invalidation) invalidation {
 	return invalidation{expire: old.expire && new.expire}
 }
@@ -153,9 +154,9 @@ func (l *Loader[V]) retryInvalidate(ctx context.Context, t target, i invalidatio
 	return l.storeInvalidate(ctx, []string{t.full}, i.expire)
 }
 
-// retried is called when a repeated invalidation has succeeded or was given up. It drops the key or tag here once more,
-// for two reasons. A Get may have read the old value since the failure. And this node ignores the announcements of its
-// own invalidations.
+// retried is called when a repeated invalidation has succeeded or was given up. It drops the key or tag from L1 once
+// more. The reason: a Get on this node may have read the old value since the first try, and this node ignores the
+// announcements of its own invalidations.
 func (l *Loader[V]) retried(t target, _ invalidation, err error) {
 	key := l.short(t.full)
 	if t.isTag {
@@ -185,7 +186,7 @@ func (l *Loader[V]) onAnnouncement(a driver.Announcement) {
 		l.emit(Event{Kind: EventStoreWarning, Err: a.Err})
 		return
 	case driver.TagInvalidated, driver.TagExpired:
-		if !l.node.made(a.Token) { // InvalidateTag and ExpireTag have told this node's L1
+		if !l.node.made(a.Token) { // otherwise InvalidateTag or ExpireTag of this node has told L1 already
 			l.l1.InvalidateTag(key)
 		}
 		return
@@ -208,17 +209,18 @@ func (l *Loader[V]) onAnnouncement(a driver.Announcement) {
 // missed.
 func (l *Loader[V]) onSubscribed(a driver.Announcement) {
 	l.l1.SetSubscribed(true)
-	l.flights.ForgetAll()  // the values that flights load may have been invalidated
-	l.flights.NotifyAll(a) // the results that flights wait for may have been announced already
+	l.flights.ForgetAll()  // the value that a flight reads or loads may have been invalidated
+	l.flights.NotifyAll(a) // the result that a flight waits for may have been announced already
 	l.store.Probe()
 	l.retries.Wake()
 	l.emit(Event{Kind: EventStoreUp})
 }
 
 // replace brings L1 up to date with a fill of another node. The announcement names the record that the fill has
-// replaced. If L1 has the entry of that record, the new record replaces the entry. The new entry takes over the epoch
-// of the old entry. So an invalidation of the old entry at this moment applies to the new entry as well. Any other
-// entry may be newer than the announced record, so replace only marks such an entry as superseded.
+// replaced. If L1 has the entry of that replaced record, replace puts an entry of the new record in its place. The new
+// entry takes over the epoch of the old entry. So an invalidation of the old entry at this moment applies to the new
+// entry as well. If L1 has any other entry, that entry may be newer than the announced record. Then replace only marks
+// the entry as superseded.
 func (l *Loader[V]) replace(key string, a driver.Announcement) {
 	e := l.l1.Get(key)
 	if e == nil || e.Data.token == a.Token || !l.l1.Valid(e) {
@@ -235,7 +237,8 @@ func (l *Loader[V]) replace(key string, a driver.Announcement) {
 	e.RefreshAt.Store(0)
 }
 
-// onFailed handles a failed load. The failure of one other node holds this node back only if it is the second in a row.
+// onFailed handles the announcement of a failed load. A failure of another node holds this node back only if it is the
+// second failure in a row in the fleet (LoadError.fleet).
 func (l *Loader[V]) onFailed(key string, a driver.Announcement) {
 	err := l.loadErrorOf(key, a.Failure, 0)
 	switch {
@@ -249,8 +252,8 @@ func (l *Loader[V]) onFailed(key string, a driver.Announcement) {
 	}
 }
 
-// reschedule sets when a stale entry of L1 may be refreshed again: after backOff, or at once for 0. It is called when a
-// refresh on another node has ended without a value.
+// reschedule sets when the entry of key in L1 may be refreshed again: after backOff, or at once if backOff is 0. It is
+// called when an announcement says that a load has ended without a value.
 func (l *Loader[V]) reschedule(key string, backOff time.Duration) {
 	e := l.l1.Get(key)
 	switch {

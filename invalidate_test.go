@@ -143,8 +143,8 @@ func TestALostInvalidatedAnnouncement(t *testing.T) {
 	})
 }
 
-// A node may miss announcements while its subscription is broken. So the node must not serve the L1 entries from before
-// the break. Until the subscription works again, each Get must read the store.
+// A node may miss announcements while its subscription is broken. So the node must not serve L1 entries from before the
+// break, not even after the subscription has returned. While the subscription is broken, each Get must read the store.
 func TestABreakOfTheSubscription(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
@@ -190,8 +190,9 @@ func TestAGetCompletesAPendingInvalidate(t *testing.T) {
 	})
 }
 
-// Invalidate, InvalidateTag and ExpireTag fail, because the store is down, and wait for a retry. The retries must not
-// confuse a key with a tag of the same name. The pending ExpireTag of blue must not become an InvalidateTag.
+// The store is down. A node calls Invalidate for the keys blue and red, ExpireTag for the tag blue, and InvalidateTag
+// for the tag red. All four calls fail, and the node retries them. The retries must not confuse a key with the tag of
+// the same name: a value with the tag blue must be expired, not invalidated.
 func TestInvalidatesThatWaitForTheStore(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -202,7 +203,7 @@ func TestInvalidatesThatWaitForTheStore(t *testing.T) {
 		time.Sleep(ms)
 		d.version.Store(1)
 		s.cut(true)
-		if err := l.Invalidate(t.Context(), "blue"); err == nil { // must not change the ExpireTag below
+		if err := l.Invalidate(t.Context(), "blue"); err == nil { // a key, not the tag of the ExpireTag below
 			t.Error("Invalidate of blue succeeded, want an error: the store is down")
 		}
 		if err := l.ExpireTag(t.Context(), "blue"); err == nil {
@@ -224,7 +225,7 @@ func TestInvalidatesThatWaitForTheStore(t *testing.T) {
 	})
 }
 
-// slowInvalidate is a store whose Invalidate takes 100 ms. A call that has the refused key fails after 50 ms.
+// slowInvalidate is a store whose Invalidate takes 100 ms. A call with the key in the field refused fails after 50 ms.
 type slowInvalidate struct {
 	driver.Store
 	refused atomic.Pointer[string]
@@ -261,8 +262,8 @@ func (s *slowInvalidate) invalidated() int {
 }
 
 // An Invalidate of many keys makes several calls of the store, and one call fails. The calls that already run must go
-// on. The calls that have not begun must not be made. In the background, the Loader must retry the keys that are not
-// yet invalidated.
+// on. The calls that have not begun must not be made. Then the Loader must invalidate the remaining keys in the
+// background.
 func TestInvalidateOfManyKeys(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		shared := &slowInvalidate{Store: memory.New(), done: make(map[string]bool)}
@@ -271,7 +272,7 @@ func TestInvalidateOfManyKeys(t *testing.T) {
 		for i := range keys {
 			keys[i] = fmt.Sprint(i)
 		}
-		refused, none := "thing:300", "" // in the second call
+		refused, none := "thing:300", "" // a key of the second call
 		shared.refused.Store(&refused)
 		began := time.Now()
 		err := l.Invalidate(t.Context(), keys...)

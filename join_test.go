@@ -12,7 +12,7 @@ import (
 )
 
 // This file tests callers that join a flight late: when the flight has already answered with an old value, or when its
-// load has begun. The flight must not give a late caller a value that is too old for a Get at that time.
+// load has begun. The flight must not give a late caller a value that a Get without a flight would refuse at that time.
 
 // joinPair makes two nodes that share one store and have a database each: l has d, and peer has other. Node l reaches
 // the store through s.
@@ -30,7 +30,8 @@ func joinPair(t *testing.T, cfg refill.Config) (s *spy, l, peer *refill.Loader[s
 
 // A Get on node l returns the value of L1 and starts an early refresh. During the load of the refresh, the subscription
 // of l breaks, and the peer invalidates the key and loads a newer value. A second Get on l joins the refresh. The
-// second Get must return the newer value at once, because node l must not trust L1 without a subscription.
+// second Get must return the newer value from the store at once. Without a subscription, node l must not trust L1,
+// which still has the old value.
 func TestJoiningARefreshWithoutASubscription(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s, l, peer, d, _ := joinPair(t, refill.Config{TTL: 10 * time.Second, EarlyRefresh: 0.5})

@@ -21,8 +21,8 @@ const maxKey = 512
 
 // storeKey returns a key (or a tag) as it stands in the store, in L1, in announcements, events and errors. Most keys
 // stand there unchanged. Three kinds of keys are replaced by "#" and their SHA-256: keys that are longer than maxKey,
-// keys with control characters, which garble logs, and keys that begin with '#'. A key of the third kind could
-// otherwise look like the hash of another key.
+// keys with control characters, which garble logs, and keys that begin with '#'. Without this rule, a key that begins
+// with '#' could look like the replacement of another key.
 func storeKey(key string) string {
 	if isPlain(key) && !hasControl(key) {
 		return key
@@ -31,8 +31,8 @@ func storeKey(key string) string {
 	return "#" + hex.EncodeToString(sum[:])
 }
 
-// isPlain reports whether L1 can be asked for a key as it is given. isPlain need not check for control characters: L1
-// holds such a key only under its hash, so L1 does not find the key as given.
+// isPlain reports whether L1 can be asked for a key as it is given. isPlain need not look for control characters: L1
+// holds a key with control characters under its hash, so L1 does not find the key as given.
 func isPlain(key string) bool { return key != "" && len(key) <= maxKey && key[0] != '#' }
 
 func hasControl(key string) bool {
@@ -81,8 +81,8 @@ func checkName(name string) error {
 }
 
 // names holds the names of the Loaders of this process, with the kind of their records. Two Loaders with one name and
-// different kinds must not share a store. Each Loader would read the values of the other Loader as misses, and load
-// without end.
+// different kinds must not share a store. Otherwise each of the two would read the records of the other as misses, and
+// replace them by a load of its own, without end.
 var names = registry{users: make(map[nameIn]*nameUse)}
 
 type registry struct {
@@ -97,12 +97,12 @@ type nameIn struct {
 
 type nameUse struct {
 	kind    string
-	of      reflect.Type // the kind says only the last part of its package path
-	loaders int
+	of      reflect.Type // the value type; kind has only the last part of the path of its package
+	loaders int          // Loaders that use the name and are not closed
 }
 
 // enter registers that a Loader keeps values of a type under a name in a store. The caller calls leave when the Loader
-// closes.
+// closes. A store that cannot be compared cannot be registered, so enter accepts every name for such a store.
 func (r *registry) enter(s driver.Store, name, kind string, of reflect.Type) (leave func(), err error) {
 	if !reflect.ValueOf(s).Comparable() {
 		return func() {}, nil
@@ -133,7 +133,8 @@ func (r *registry) enter(s driver.Store, name, kind string, of reflect.Type) (le
 
 // node identifies one Loader or Locker in the fleet, and makes its tokens: "host-random#counter". Two clones of one
 // process image (a snapshot of a virtual machine, a restored container) have the same id and counter. A random part in
-// each token would not be enough for them, because each clone would still take the other's announcements for its own.
+// each token would not tell the clones apart, because nodes are compared by id: each clone would still take the
+// announcements of the other clone for its own.
 type node struct {
 	id    string
 	count atomic.Uint64

@@ -17,14 +17,16 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file tests the keys that a Loader accepts, their stored form, and that a name belongs to one type of value.
+// This file tests the keys that a Loader accepts and their form in the store. It also tests that each name of a Loader
+// belongs to one type of value.
 
 // A key can have any length and any bytes. The load function gets the key unchanged. The store gets a form of the key
 // that is short and has no control characters.
 func TestKeysOfAnyBytes(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		long := strings.Repeat("x", 513)
-		// twin is the stored form of the long key, and is also a valid key. A Get of twin must not read the value of long.
+		// twin is the form in which the store gets the long key. twin itself is a valid key as well. A Get of twin must
+		// not return the value of long.
 		sum := sha256.Sum256([]byte(long))
 		twin := "#" + hex.EncodeToString(sum[:])
 		keys := []string{long, twin, long[:512], "a\nb", "a\x7fb", "#", "ключ", "a b", "\xff", "{x}:y"}

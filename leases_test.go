@@ -12,11 +12,11 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file tests that a node keeps a lease until it has published the value of the load. The tests use a node with
-// many leases, and a publication that takes long.
+// This file tests that a node keeps a lease until the node has published the loaded value. In some tests a node has
+// many leases at once. In another test a publication takes long.
 
-// farAway is a store whose Renew, Acquire and Publish take the time took. The capacity of slots limits how many Renews
-// run at once.
+// farAway is a store whose Renew, Acquire and Publish take the time took. The channel slots has as much capacity as
+// calls of Renew may run at once.
 type farAway struct {
 	driver.Store
 	took  time.Duration
@@ -127,10 +127,10 @@ func (s *slowEnd) Publish(ctx context.Context, r driver.PublishRequest) (driver.
 	return s.Store.Publish(ctx, r)
 }
 
-// The publication of a tagged value takes 720 ms. It waits for the EnsureTags of another load, for its own EnsureTags,
-// and for Publish. Each of these calls takes 240 ms, just below StoreTimeout. The node renews its lease of 1 s every
-// 333 ms, and the load ends just before a renewal. A second node waits for the key. The second node must not load, and
-// the store must not reject the publication.
+// The publication of a tagged value takes 720 ms, because it waits for three calls: the EnsureTags of another load, its
+// own EnsureTags, and Publish. Each of these calls takes 240 ms, just below StoreTimeout. The node renews its lease of
+// 1 s every 333 ms, and the load ends just before a renewal. A second node waits for the key. The second node must not
+// load, and the store must not reject the publication.
 func TestTheLeaseDuringAPublication(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var ev events

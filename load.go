@@ -38,7 +38,7 @@ func (v *loaded[V]) failed() bool { return v.err != nil && !errors.Is(v.err, Err
 
 // keep is how long the store keeps the value after the end of its life, see Fill.SetKeep.
 func (v *loaded[V]) keep() time.Duration {
-	if v.err != nil { // Previous does not return an absence
+	if v.err != nil { // an absence, which Previous never returns
 		return 0
 	}
 	return v.terms.keep
@@ -58,15 +58,16 @@ func (l *Loader[V]) tryLoadSlot() (free func()) {
 	}
 }
 
-// noLoadSlot reports whether all load slots are taken. A refresh that no caller waits for then needs no goroutine.
+// noLoadSlot reports whether all load slots are taken. A refresh that no caller waits for is then not started.
 func (l *Loader[V]) noLoadSlot() bool {
 	return l.loadSlots != nil && len(l.loadSlots) == cap(l.loadSlots)
 }
 
-// loadSlot waits for a slot among MaxLoads, for an announcement in inbox, or for giveUp. It returns exactly one of the
-// three results. The announcement may make the load needless, because another node has loaded. A refresh that no caller
-// waits for does not queue: the result is errNoSlot. If another load waits for this refill, loadSlot does not queue
-// either, but grants the load, because the other load may hold the last slot.
+// loadSlot waits for one of MaxLoads slots, for an announcement in inbox, or for giveUp. loadSlot returns exactly one
+// of its three results. An announcement may make the load needless, because another node has loaded. At giveUp the
+// error is ErrOverloaded. A refresh that no caller waits for does not queue: the error is errNoSlot. If an urgent
+// caller waits (see nesting), the refill does not queue either, but loads without a slot. The reason: the load that the
+// urgent caller runs inside of may hold the last slot.
 func (r *refill[V]) loadSlot(
 	inbox <-chan driver.Announcement, giveUp <-chan time.Time,
 ) (free func(), announced *driver.Announcement, err error) {
@@ -123,7 +124,7 @@ func (r *refill[V]) runLoad(free func(), lease *lease) loaded[V] {
 		protect(func() loaded[V] { return r.callLoad(ctx) }, func(v loaded[V]) { done <- v })
 	}()
 	v := awaitLoad(ctx, done, lease)
-	if ctx.Err() != nil && r.loadKey != nil { // a bulk load watches its own call
+	if ctx.Err() != nil && r.loadKey != nil { // for a bulk load, batch.run calls Outlive
 		r.loads.Outlive(call, began.Add(r.cfg.LoadTimeout))
 	}
 	if v.failed() && errors.Is(context.Cause(ctx), errLoadTimeout) {
@@ -151,7 +152,7 @@ func (r *refill[V]) callLoad(ctx context.Context) loaded[V] {
 }
 
 // awaitLoad waits until the load has ended or ctx ends. When the first renewal of the lease is due, awaitLoad starts
-// lease.keep.
+// the renewals. lease may be nil.
 func awaitLoad[V any](ctx context.Context, done <-chan loaded[V], lease *lease) loaded[V] {
 	for {
 		select {
@@ -197,16 +198,17 @@ func (e *panicError) Unwrap() error {
 }
 
 // missRate is the recent share of misses. A miss is a refill whose first call of the store found no record.
-type missRate struct{ average atomic.Int32 } // 1<<20 = all were misses; the average of about the last 32 refills
+type missRate struct{ average atomic.Int32 } // share of misses in about the last 32 refills, times 1<<20
 
 func (m *missRate) note(miss bool) {
 	now, was := int32(0), m.average.Load()
 	if miss {
 		now = 1 << 20
 	}
-	m.average.Store(was + (now-was)/32) // a concurrent note may be lost, because an estimate is enough
+	m.average.Store(was + (now-was)/32) // two concurrent notes may count as one: an estimate is enough
 }
 
 // high reports whether Acquire at once is cheaper than a read first. An Acquire that finds a record costs as much as
-// 1.6 reads. A read that finds no record is wasted, because Acquire has to follow.
+// 1.6 reads. A read that finds no record is wasted, because Acquire has to follow. So Acquire at once is cheaper if
+// more than half of the refills are misses.
 func (m *missRate) high() bool { return m.average.Load() > 1<<19 }

@@ -17,8 +17,8 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file tests how a load runs: its load slot, its time-out and its panics. It also tests store slots, which limit
-// how many calls of the store a Loader makes at once.
+// This file tests how a load runs: its load slot, its time-out and its panics. It also tests store slots. A call of the
+// store needs a store slot, so the number of slots limits how many calls a Loader makes at once.
 
 func TestPanicAndGoexitAreErrors(t *testing.T) {
 	cause := errors.New("cause")
@@ -144,8 +144,8 @@ func TestMaxLoads(t *testing.T) {
 }
 
 // MaxLoads is 1, and the load of key outer has the load slot. A Get of an uncacheable key waits for the slot. Then the
-// load of outer gets the uncacheable key. The load of the uncacheable key must now run without a slot, because
-// otherwise the two loads would wait for each other.
+// load of outer gets the uncacheable key. Now the uncacheable key must be loaded without a slot. Otherwise the load of
+// outer would wait for the inner Get, and the inner Get for the slot of outer.
 func TestNestedLoadOfAnUncacheableKey(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var l *refill.Loader[string]

@@ -28,10 +28,10 @@ import (
 type Loader[V any] struct {
 	name  string
 	node  *node
-	cfg   Config // after withDefaults
-	spans spans  // of a value whose load sets nothing
-	store *breaker.Breaker
-	load  loadFunc[V] // nil if there is no load function, or only a bulk load function
+	cfg   Config           // after withDefaults
+	spans spans            // how long a value lives if its load sets nothing
+	store *breaker.Breaker // Config.Shared behind a circuit breaker
+	load  loadFunc[V]      // nil if there is no load function, or only a bulk load function
 	bulk  func(ctx context.Context, keys []string) (map[string]V, error)
 	codec Codec
 	kind  string // names codec and type; part of every record of this Loader
@@ -44,25 +44,25 @@ type Loader[V any] struct {
 	loadSlots  chan struct{} // holds one element per running load; nil = no limit
 	storeSlots chan struct{} // holds one element per store call of a flight
 	endSlots   chan struct{} // holds one element per store call that ends a fill
-	missRate   missRate
-	lotSize    atomic.Int32 // how many keys a GetMany reads in one exchange with the store
+	missRate   missRate      // the share of recent refills that found no record in the store
+	lotSize    atomic.Int32  // how many keys a GetMany reads in one exchange with the store
 
 	tagReads   *coalesce.Calls[string, tagStates]
 	tagEnsures *coalesce.Calls[tagUse, struct{}]
 
 	renewals   *coalesce.Calls[driver.Lease, map[string]bool]
-	shared     context.Context // of these three
+	shared     context.Context // of the calls of tagReads, tagEnsures and renewals; ended by Close
 	stopShared context.CancelFunc
 
-	claims   claims
-	failing  failing
+	claims   claims                             // loads that have a claim and are not published yet
+	failing  failing                            // loads that failed in a row
 	backoffs backoffs                           // recent failed loads
 	retries  *retry.Queue[target, invalidation] // invalidations that the store has not confirmed
 	releases sync.WaitGroup                     // calls that give leases back, see refill.giveBack
 
-	badRecordLine, gaveUpLine pacer // of the log
+	badRecordLine, gaveUpLine pacer // each limits one kind of log line to one per minute
 
-	leaveName   func()
+	leaveName   func() // gives the name back; called by Close
 	unsubscribe func()
 	closing     sync.Once
 	closeErr    error // written by closing.Do
@@ -78,9 +78,10 @@ type loadFunc[V any] func(ctx context.Context, key string) (V, error)
 // Loaders reads the values of the other Loader as misses, and reports [EventBadRecord].
 //
 // load runs on a goroutine of its own. The ctx of load has the values of the first caller's ctx (tenant, trace, …).
-// This ctx ends when the last caller has left, or at Config.LoadTimeout. A caller that leaves earlier does not cancel
-// it. The key must hold all that the result depends on. If there is nothing under the key, load returns an error that
-// wraps [ErrNotFound]. load may use [FillFrom]. load may be nil if only GetWith is used.
+// This ctx ends at Config.LoadTimeout. It ends earlier if the last caller leaves, unless the load refreshes a value in
+// the background. The key must hold all that the result depends on. If there is nothing under the key, load returns an
+// error that wraps [ErrNotFound]. load may use [FillFrom]. load may be nil if each call brings a load function of its
+// own, as GetWith does.
 //
 // New makes no call to the store, so New works while the store is down. An error of New wraps [ErrInvalid] and names
 // the argument or setting.
@@ -135,18 +136,18 @@ func newLoader[V any](
 }
 
 // storeSlotsPerCPU bounds the store calls that the flights of a Loader make at once, per CPU. go-redis has 10
-// connections per CPU by default. With the bound of 30, a user who configures more connections can use them. With 10
-// connections, three calls share one connection, and each call still gets its turn well within StoreTimeout.
+// connections per CPU by default. The bound is 30, so that a user who configures up to 30 connections can use them all.
+// With 10 connections, three calls share one connection, and each call still gets its turn well within StoreTimeout.
 const storeSlotsPerCPU = 30
 
 // maxSlots is the smallest MaxLoads that means no limit. No process runs that many loads at once.
 const maxSlots = 1 << 20
 
 // Refresh loads the keys now, even if fresh values are cached, and returns when all loads are done. The error joins the
-// errors of all keys that failed. An absence is no error. Refresh ends a back-off. If another node is loading a key
-// already, Refresh waits for that load instead. That load may have begun before a recent write, so use Expire or
-// Invalidate to make a write visible. Refresh handles 1,024 keys at a time, with one call of the bulk load function if
-// there is one. Each key is reported as one EventGet.
+// errors of all keys that failed. An absence is no error. Refresh loads a key even during its back-off. If another node
+// is loading a key already, Refresh waits for that load instead. That load may have begun before a recent write, so use
+// Expire or Invalidate to make a write visible. Refresh handles 1,024 keys at a time, with one call of the bulk load
+// function if there is one. Each key is reported as one EventGet.
 func (l *Loader[V]) Refresh(ctx context.Context, keys ...string) error {
 	var errs []error
 	l.each(ctx, keys, GetOptions[V]{Refresh: true}, func(_ string, _ Result[V], err error) {
@@ -183,8 +184,8 @@ func (l *Loader[V]) Peek(ctx context.Context, key string) (Result[V], bool) {
 	return resultOf(e, o, now), e.Data.err == nil
 }
 
-// peekStore reads the store without the circuit breaker. The breaker must not count a failure of this read, because the
-// cause may be a short deadline of the caller.
+// peekStore reads the store directly, and returns nil while the circuit breaker is open. The read bypasses the breaker.
+// The breaker must not count a failure of this read, because the cause may be a short deadline of the caller.
 func (l *Loader[V]) peekStore(ctx context.Context, key string) *entry[V] {
 	if l.store.Open() {
 		return nil
@@ -209,8 +210,8 @@ func (l *Loader[V]) peekStore(ctx context.Context, key string) *entry[V] {
 // Close ends the Loader. Every later call returns ErrClosed. Close cancels background refreshes. Loads that callers
 // wait for may go on for Config.LoadTimeout at most. Then Close cancels these loads, and the error of Close names the
 // keys whose load function still runs. Close leaves the shared store open. Further calls of Close return the same
-// error. A Close that Config.OnEvent or Config.Logger calls would wait for itself, so it does nothing and returns an
-// error that wraps [ErrInvalid].
+// error. Close waits until Config.OnEvent and Config.Logger have returned. So a Close that one of them calls does
+// nothing, and returns an error that wraps [ErrInvalid].
 func (l *Loader[V]) Close() error {
 	if inOnEvent() {
 		return invalid("Close", "called from OnEvent, for which Close waits; call Close on another goroutine")
@@ -235,7 +236,7 @@ func (l *Loader[V]) Close() error {
 		l.tagEnsures.Wait()
 		l.renewals.Wait()
 		l.store.Close()
-		if l.store.Open() { // the log of another Loader may say so again
+		if l.store.Open() { // so that another Loader can log again that its breaker is open
 			l.store.Reset(l.topic("open"))
 		}
 		l.retries.Close()

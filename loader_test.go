@@ -169,7 +169,8 @@ func TestRefresh(t *testing.T) {
 	})
 }
 
-// A Get joins the flight of a Refresh. If the load of the Refresh fails, the Get is served the error-only value.
+// A Get joins the flight of a Refresh, and the load of that flight fails. The Get must be served the old value, which
+// is error-only.
 func TestGetDuringARefresh(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -188,7 +189,8 @@ func TestGetDuringARefresh(t *testing.T) {
 	})
 }
 
-// A Get does not wait for a Refresh while the store has a fresh value.
+// L1 is off, and a Refresh of a key takes 8 s. A Get of that key must return the fresh value of the store at once, and
+// must not wait for the Refresh.
 func TestGetDuringARefreshWithoutL1(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -328,8 +330,8 @@ func TestClose(t *testing.T) {
 	})
 }
 
-// Close must cancel a background refresh for which no caller waits. The cases differ in what has started the refresh: a
-// stale value or EarlyRefresh, from L1 or from the store.
+// Close must cancel a background refresh for which no caller waits. In the cases, the refresh has begun because a value
+// was stale or because of EarlyRefresh, and a Get has found this value in L1 or in the store.
 func TestCloseCancelsRefreshes(t *testing.T) {
 	for name, cfg := range map[string]refill.Config{
 		"stale, from L1":        {StaleFor: time.Minute},

@@ -23,20 +23,21 @@ import (
 // Most loads end before the first renewal is due. So most leases need no goroutine for renewals.
 type lease struct {
 	ttl     time.Duration
-	timeout time.Duration // of one renewal
-	renew   func(context.Context) (mine bool, err error)
+	timeout time.Duration                                // of one renewal
+	renew   func(context.Context) (mine bool, err error) // asks the store; mine: the lease still belongs to this process
 
 	until   atomic.Pointer[time.Time] // confirmed end of the lease; after newLease, only keep changes until
 	due     *time.Timer               // for the first renewal
 	renewed bool                      // the holder has started keep; only the holder uses this field
-	lost    chan struct{}             // closed by keep, once
+	lost    chan struct{}             // closed by keep when the lease has ended or may have ended
 	ctx     context.Context           // of renewals
 	stop    context.CancelFunc        // ends keep, and a renewal in progress
 	stopped chan struct{}             // closed when keep has ended
 }
 
 // newLease returns a lease that the store has granted. The request for the lease was sent at asked, and the TTL counts
-// from asked. The store granted the lease at an unknown moment after that, so the lease cannot end earlier.
+// from asked. The store granted the lease at an unknown moment after asked, so the lease cannot end before asked plus
+// ttl.
 func newLease(asked time.Time, ttl, timeout time.Duration, renew func(context.Context) (bool, error)) *lease {
 	l := &lease{
 		ttl: ttl, timeout: timeout, renew: renew,
@@ -59,8 +60,8 @@ func (l *lease) renewal() <-chan time.Time {
 
 // keep renews the lease now, and then each third of its TTL. If a renewal fails, keep repeats the renewal until the
 // moment in l.until. keep closes lost in two cases: the store replies that this process no longer has the lease, or the
-// moment in l.until has passed. The holder runs keep as a goroutine and does not use time.AfterFunc. The reason:
-// hundreds of timers that are due at once in a testing/synctest bubble crash the race detector of Go 1.26.
+// moment in l.until has passed. The holder runs keep as a goroutine, and not by time.AfterFunc. The reason: hundreds of
+// timers that are due at once in a testing/synctest bubble crash the race detector of Go 1.26.
 func (l *lease) keep() {
 	defer close(l.stopped)
 	timer := time.NewTimer(renewEvery(l.ttl))
@@ -98,7 +99,7 @@ func (l *lease) renewOnce(ctx context.Context) (mine bool, err error) {
 	return mine, err
 }
 
-// keepFor starts the renewal now, if the lease is not certain to live for d.
+// keepFor starts the renewals now if the lease is not certain to live for d.
 func (l *lease) keepFor(d time.Duration) {
 	if !l.renewed && time.Until(*l.until.Load()) < d {
 		l.startRenewal()
@@ -189,7 +190,7 @@ func NewLocker(name string, locks driver.Locks, cfg LockConfig) (*Locker, error)
 
 // TryLock takes the lock of key. If another holder has the lock, TryLock returns [ErrLocked] at once. An empty key is
 // an error that wraps [ErrInvalid]. Any other error means that the lock service failed, or that ctx ended. After such
-// an error the lock may be taken without a holder, for TTL at most.
+// an error the lock service may have taken the lock although no caller holds it, for TTL at most.
 func (l *Locker) TryLock(ctx context.Context, key string) (*Lock, error) {
 	lock, _, err := l.try(ctx, key)
 	return lock, err
@@ -321,7 +322,7 @@ func (k *Lock) Context() context.Context { return k.ctx }
 func (k *Lock) Until() time.Time { return *k.lease.until.Load() }
 
 // Release frees the lock and wakes the callers that wait for it. Further calls return the same error. [ErrLost] means
-// that the lock was no longer held. Another error means that the lock service failed. In that case the lock ends by
+// that the lock was no longer held. Any other error means that the lock service failed. In that case the lock ends by
 // itself within TTL. Release works even if ctx has ended, and returns within StoreTimeout.
 func (k *Lock) Release(ctx context.Context) error {
 	k.once.Do(func() {

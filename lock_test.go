@@ -141,7 +141,8 @@ func TestLockWaitsForCtxOnly(t *testing.T) {
 }
 
 // A renewal of a held lock fails, with an error or because the store does not answer. The Lock must retry the renewal
-// until its lease ends. If no retry succeeds, the channel of Lost must be closed when the lease ends, or earlier.
+// until the lease of the lock ends. If no retry succeeds, Lock must close the channel that Lost returns, at the latest
+// when the lease ends.
 func TestLockIsLostInTime(t *testing.T) {
 	for name, breakIt := range map[string]func(*flaky){
 		"errors":  func(f *flaky) { f.down.Store(true) },

@@ -13,9 +13,10 @@ import (
 )
 
 // This file tests loads that call Get of another Loader. MaxLoads and MaxWaiters of the other Loader hold for such a
-// Get, unless a wait for a load slot could block both Loaders.
+// Get. Only if loads of the two Loaders could wait for each other's load slots, the Get needs no slot.
 
-// pagesOf makes a Loader without a bound on its loads. The load of a page calls rows.Get with the key of the page.
+// pagesOf makes a Loader of pages without a bound on its loads (MaxLoads -1). The load of a page calls rows.Get with
+// the key of the page.
 func pagesOf(t *testing.T, rows *refill.Loader[string]) *refill.Loader[string] {
 	t.Helper()
 	pages, err := refill.New("pages", func(ctx context.Context, key string) (string, error) {
@@ -28,7 +29,8 @@ func pagesOf(t *testing.T, rows *refill.Loader[string]) *refill.Loader[string] {
 	return pages
 }
 
-// The loads of 200 pages Get 200 rows. At most MaxLoads (4) loads of rows may run at once.
+// 200 loads of pages run at once, and each calls Get of a row. At most 4 loads of rows may run at once, which is
+// MaxLoads of rows.
 func TestMaxLoadsInsideOfLoads(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 100 * ms}
@@ -44,7 +46,7 @@ func TestMaxLoadsInsideOfLoads(t *testing.T) {
 	})
 }
 
-// One load Gets 100 stale rows. At most MaxLoads (4) refreshes of these rows may run at once.
+// One load calls Get of 100 stale rows. At most 4 refreshes of these rows may run at once, which is MaxLoads of rows.
 func TestRefreshesInsideOfALoad(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := new(db)
@@ -71,8 +73,9 @@ func TestRefreshesInsideOfALoad(t *testing.T) {
 	})
 }
 
-// Two or three Loaders have one load slot each. A load on one Loader calls Get of the next Loader, and the last Loader
-// calls Get of the first Loader, up to a nesting depth of six. All Gets must return within 30 s.
+// Two or three Loaders have one load slot each. A load of one Loader calls Get of the next Loader, and a load of the
+// last Loader calls Get of the first Loader, until six loads run inside of each other. All Gets must return within 30
+// s, so the loads must not wait for each other's slots.
 func TestLoadersThatAskEachOther(t *testing.T) {
 	for _, levels := range []int{2, 3} {
 		t.Run(fmt.Sprint(levels, " Loaders"), func(t *testing.T) {

@@ -19,8 +19,7 @@ func (r *refill[V]) storeFailed(err error) next {
 }
 
 // withoutStore serves the entry of L1 if the entry may still be served. Otherwise withoutStore loads for this process,
-// within MaxLoads. If the last load of the key failed, its callers get the error of that load until the back-off is
-// over.
+// within MaxLoads. While a back-off of the key lasts on this node, the callers get the error of the failed load.
 func (r *refill[V]) withoutStore() next {
 	r.epoch, r.noStore = r.l1.Epoch(r.key), true
 	if r.serveUnsubscribed() {
@@ -38,13 +37,14 @@ func (r *refill[V]) withoutStore() next {
 	return r.loadLocally(free, true)
 }
 
-// mayServe reports whether the entry of L1, which may be nil, may answer the callers of this refill without the store,
-// as far as its life allows.
+// mayServe reports whether e may answer the callers of this refill without the store. e is the entry of the key in L1,
+// or nil. The caller of mayServe must also check the life of e.
 func (r *refill[V]) mayServe(e *entry[V]) bool {
 	return e != nil && !e.Data.noStore && r.want != flight.Refresh && r.l1.NotInvalidated(e)
 }
 
-// standIn returns the entry of L1 if it can answer the callers at once in place of the store. Otherwise it returns nil.
+// standIn returns e, the entry of L1, if e can answer the callers at once in place of the store. Otherwise standIn
+// returns nil.
 func (r *refill[V]) standIn(e *entry[V]) *entry[V] {
 	if !r.mayServe(e) || e.Data.life.at(r.now()) > stale {
 		return nil
@@ -52,9 +52,10 @@ func (r *refill[V]) standIn(e *entry[V]) *entry[V] {
 	return e
 }
 
-// lookUpUnlessSuspect is lookUp for a key that has a stand-in in L1. While the store is suspect, its callers get the
-// stand-in at once. So all callers of a process together wait for one StoreTimeout when a store dies. If the stand-in
-// is stale, the refill then goes on as a refresh in the background.
+// lookUpUnlessSuspect is lookUp for a key that has a stand-in in L1. The store is suspect from a call that was not
+// answered in time until the next answer. While the store is suspect, the callers of the key get the stand-in at once.
+// So when a store dies, the callers of such keys wait for one StoreTimeout, not for one each. If the stand-in is stale,
+// the refill then goes on as a refresh in the background.
 func (r *refill[V]) lookUpUnlessSuspect(standIn *entry[V]) next {
 	s, err := r.readUnlessSuspect(!r.l1.Valid(standIn))
 	switch {
@@ -71,10 +72,11 @@ func (r *refill[V]) lookUpUnlessSuspect(standIn *entry[V]) next {
 	return next{step: stepAcquire}
 }
 
-// readUnlessSuspect is read, and returns breaker.ErrSuspect if the store is suspect. If mayLeave is set,
-// readUnlessSuspect also returns ErrSuspect if the store becomes suspect during the read. The read is then on another
-// goroutine, so that it can be left behind, and this costs as much as the read itself. A refill needs it only if the
-// subscription is down. With a subscription that works, L1 answers without a read until LocalTTL is over.
+// readUnlessSuspect is read, but returns breaker.ErrSuspect if the store is suspect. If mayLeave is set,
+// readUnlessSuspect also returns ErrSuspect as soon as the store becomes suspect during the read. For that, the read
+// runs on another goroutine, which can be left behind. The goroutine costs as much as the read itself. So a refill sets
+// mayLeave only if the stand-in is not valid in L1, above all while the subscription is down: then each Get of the key
+// reads the store. While the subscription works, L1 answers without a read until LocalTTL is over.
 func (r *refill[V]) readUnlessSuspect(mayLeave bool) (s snapshot, err error) {
 	suspect := r.store.Suspect()
 	switch {
@@ -120,13 +122,13 @@ func (r *refill[V]) serveUnsubscribed() (done bool) {
 	return r.mayServe(e) && r.offer(e, e.Data.life.at(r.now()), OutcomeHit)
 }
 
-// unconfirmedAfter returns the entry of L1 if its load began after the load of e, and the store has not confirmed the
-// entry: its publication had no answer, or it was loaded without the store. Of two values, the one whose load began
-// later is served.
+// unconfirmedAfter returns the entry of L1 if that entry is to be served instead of e, the entry that the store holds.
+// The entry of L1 must meet two conditions. Its load began after the load of e. The store has not confirmed it: it was
+// loaded without the store, or its publication had no answer.
 func (r *refill[V]) unconfirmedAfter(e *entry[V]) *entry[V] {
 	own := r.l1.Get(r.key)
 	if own == nil || own.Epoch.Confirmed() || own.Data.noStore || own.Data.life.began <= e.Data.life.began ||
-		!r.l1.NotInvalidated(own) || e.Data.life.wasExpired() { // by an Expire that may be later than the load of own
+		!r.l1.NotInvalidated(own) || e.Data.life.wasExpired() { // the Expire of e may have come after the load of own
 		return nil
 	}
 	return own
@@ -148,8 +150,8 @@ func (r *refill[V]) loadUncacheable() next {
 	return r.loadLocally(free, false)
 }
 
-// loadLocally loads without a lease. If keep is set, loadLocally puts the value into L1. free gives the load slot back,
-// and loadLocally owns it.
+// loadLocally loads without a lease. If keep is set, loadLocally puts the value into L1. loadLocally owns free, which
+// gives the load slot back.
 func (r *refill[V]) loadLocally(free func(), keep bool) next {
 	began := r.store.Now()
 	v := r.runLoad(free, nil)

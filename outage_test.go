@@ -33,7 +33,7 @@ func TestWithoutTheStore(t *testing.T) {
 			t.Errorf("got %q after %d loads, want \"k v0\" from L1 after 2 loads", v, d.loads.Load())
 		}
 		get(t, l, "new")
-		get(t, l, "new") // must be served from L1
+		get(t, l, "new") // the value must come from L1
 		if n := d.loads.Load(); n != 3 {
 			t.Errorf("got %d loads, want 3", n)
 		}
@@ -61,7 +61,8 @@ func TestWithoutTheStore(t *testing.T) {
 	})
 }
 
-// The age of a value counts from the start of its load. This also holds for a load during an outage of the store.
+// The age of a value counts from the start of its load. The age must count in this way also for a load during an outage
+// of the store.
 func TestAgeWithoutTheStore(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: time.Second}
@@ -251,7 +252,8 @@ func TestStaleIfErrorWithoutTheStore(t *testing.T) {
 	})
 }
 
-// The StaleIfError of an old value ends during a load. Then the load fails. The old value must not be served.
+// The time in which an old value is error-only (StaleIfError) ends during a load. Then the load fails. The old value
+// must not be served.
 func TestStaleOnErrorKeepsItsBound(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}

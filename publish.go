@@ -24,7 +24,7 @@ func (r *refill[V]) loadAndPublish(a *acquisition) next {
 	lease := newLease(a.asked, r.cfg.LockTTL, r.cfg.LockTTL, func(ctx context.Context) (bool, error) {
 		renewed, err := r.renewals.Do(ctx, driver.Lease{Key: r.full(r.key), Token: a.token})
 		if renewed[a.token] {
-			return true, nil // even if another lease of the same call could not be renewed
+			return true, nil // err, if any, is then about another lease of the shared call
 		}
 		return false, err
 	})
@@ -34,7 +34,7 @@ func (r *refill[V]) loadAndPublish(a *acquisition) next {
 	}
 	defer lease.end() // the lease is kept until the store has answered
 	if len(r.endSlots) == cap(r.endSlots) {
-		lease.keepFor(maxSpan) // the publication has to queue
+		lease.keepFor(maxSpan) // the publication may have to queue for an end slot
 	} else {
 		lease.keepFor(publishCalls * r.cfg.StoreTimeout)
 	}
@@ -49,7 +49,8 @@ func (r *refill[V]) loadAndPublish(a *acquisition) next {
 // the next call about tags, and one for Publish.
 const publishCalls = 3
 
-// renew renews leases in one call of the store. It returns the tokens whose lease was renewed, even with an error.
+// renew renews leases in one call of the store. renewed has the tokens whose lease was certainly renewed, also beside
+// an error.
 func (l *Loader[V]) renew(leases []driver.Lease) (renewed map[string]bool, err error) {
 	ctx, cancel := context.WithTimeout(l.shared, l.cfg.StoreTimeout)
 	defer cancel()
@@ -78,7 +79,8 @@ func (r *refill[V]) publish(a *acquisition, v loaded[V]) {
 	r.flight.Finish(answer)
 }
 
-// afterFailure reports whether nodes may still remember a failure of the key, and forgets that of this node.
+// afterFailure reports whether this node or another node may remember a failure of the key. afterFailure also makes
+// this node forget that failure.
 func (r *refill[V]) afterFailure() bool { return r.backoffs.forget(r.key) || r.earlier != nil }
 
 // publishRecord stores a record if the claim still belongs to this fill. A fill that replaces no record is announced in
@@ -114,9 +116,9 @@ func (r *refill[V]) publishRecord(
 	return false
 }
 
-// publishNoStore stores a record without a value, in place of a value that must not be stored. The record tells other
-// callers that they need not wait for each other. The life of the record counts from now, not from the start of the
-// load. Otherwise the record of a slow load would end too early, although slow loads need the record most.
+// publishNoStore stores a record without a value, in place of a value that must not be stored. The record tells later
+// callers to load in parallel, without a lease. The life of the record counts from now, not from the start of the load.
+// Counted from the start, the record of a slow load would end too early, although slow loads need the record most.
 func (r *refill[V]) publishNoStore(a *acquisition, t terms, afterFailure bool) (rejected bool) {
 	remember := t.ttl.or(noStoreFor)
 	rec := driver.Record{
@@ -145,9 +147,10 @@ func (r *refill[V]) fail(token string, v loaded[V]) next {
 	return failed(e)
 }
 
-// leaveFailure remembers a failure, frees the lease, and leaves the failure in the store. The first failure of a key
-// holds only this node back. If another node has failed just before, the failure holds all nodes back. If dropValue is
-// set, leaveFailure also removes the value from the store. It reports whether the store has answered.
+// leaveFailure remembers a failure on this node, frees the lease, and leaves the failure in the store in place of the
+// lease. The first failure of a key holds only this node back. If another node has failed just before, the failure
+// holds all nodes back. If dropValue is set, leaveFailure also removes the value from the store. leaveFailure reports
+// whether the store has answered without an error.
 func (r *refill[V]) leaveFailure(token string, e *LoadError, dropValue bool) (ok bool) {
 	r.backoffs.remember(r.key, e, r.epoch.Key)
 	ctx, done := r.endCall()
@@ -161,14 +164,16 @@ func (r *refill[V]) leaveFailure(token string, e *LoadError, dropValue bool) (ok
 	return err == nil
 }
 
-// forbidsOld reports whether a failed load that has set t forbids the old value of its key.
+// forbidsOld reports whether a failed load forbids to serve the old value of the key. t is what that load has set on
+// its Fill.
 func (r *refill[V]) forbidsOld(t terms) bool {
 	return r.fallback != nil && r.spans.forbids(t, r.fallback.Data.life, r.now())
 }
 
-// dropOld removes from this node the old value that a failed load forbids. err is the error of that load. If the store
-// still holds the value, the removal there is tried again in the background. The epoch of the key rises, so the failure
-// is remembered again.
+// dropOld removes the old value that a failed load forbids from L1. err is the error of that load. dropped says that
+// the store has removed the value already. If not, dropOld repeats the removal in the background. l1.Invalidate raises
+// the epoch of the key, and a back-off that was noted with another epoch does not count. So dropOld remembers the
+// failure again.
 func (r *refill[V]) dropOld(err *LoadError, dropped bool) {
 	if !dropped {
 		r.retryLater([]string{r.full(r.key)}, false, false)
@@ -184,8 +189,8 @@ func (r *refill[V]) release(token string) {
 	r.releaseNow(ctx, token)
 }
 
-// giveBack is release in the background. It is used after a store error, so that no caller waits for a store that does
-// not answer.
+// giveBack is release in the background. A refill uses giveBack after an error of the store, so that no caller waits
+// for a store that does not answer.
 func (r *refill[V]) giveBack(token string) {
 	r.releases.Go(func() {
 		ctx, done := r.endCall()
@@ -201,8 +206,8 @@ func (r *refill[V]) releaseNow(ctx context.Context, token string) {
 }
 
 // endCall returns a ctx for the call that ends a fill, bounded by StoreTimeout. The caller calls done after the call.
-// These calls have store slots of their own, so they do not queue behind reads. A bulk load ends with hundreds of them
-// at once. Without slots, they would spend their StoreTimeout in a queue for a connection.
+// These calls have slots of their own (endSlots), so they do not queue behind reads. A bulk load ends with hundreds of
+// such calls at once. Without slots, these calls would spend their StoreTimeout in a queue for a connection.
 func (r *refill[V]) endCall() (ctx context.Context, done func()) {
 	r.endSlots <- struct{}{}
 	ctx, cancel := context.WithTimeout(r.flight.Values(), r.cfg.StoreTimeout)
@@ -213,15 +218,15 @@ func (r *refill[V]) endCall() (ctx context.Context, done func()) {
 }
 
 // storeCall returns a ctx for one call of the store, bounded by StoreTimeout. The caller calls done after the call. The
-// ctx does not end with the flight. If the store grants a lease while the last caller leaves, the refill must still
-// learn of that lease, to give it back.
+// ctx does not end with the flight. The reason: if the store grants a lease while the last caller leaves, the refill
+// must still get the reply, so that it can give the lease back.
 //
 // Refills share a limited number of store slots, and storeCall waits for a slot before StoreTimeout begins. Otherwise a
 // refill could spend its StoreTimeout in a queue for a connection, and the store would seem not to answer. A refill
-// whose callers have left does not wait for a slot, because it only gives its lease back.
+// whose flight was cancelled does not wait for a slot, because no caller needs its result.
 func (r *refill[V]) storeCall() (ctx context.Context, done func()) { return r.storeCallUnless(nil) }
 
-// storeCallUnless is storeCall, and does not wait for a slot once suspect is closed.
+// storeCallUnless is storeCall, but stops waiting for a slot when suspect is closed.
 func (r *refill[V]) storeCallUnless(suspect <-chan struct{}) (ctx context.Context, done func()) {
 	held := r.slotHeld
 	r.slotHeld = false

@@ -16,12 +16,14 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file tests what a refill stores and announces: a value, an absence, or nothing if another load has the claim.
+// This file tests what a refill stores and announces: a value, an absence, or, if the refill has lost its claim,
+// nothing.
 
 // Guarantee G3 of the README: a node that was frozen for longer than its lease must not overwrite a newer value.
 //
-// Node a reads v0 and freezes. The lease of node a ends after 1 s. Node b takes over and reads v1. Node a resumes, and
-// the load of node a ends before the load of node b. Node a must not publish v0.
+// Node a reads v0 and freezes. The lease of node a ends after 1 s. Node b takes lease and claim, and reads v1. Node a
+// resumes, and the load of node a ends before the load of node b. The store must reject v0, because node a has lost its
+// claim.
 func TestAnOvertakenFillerDoesNotPublish(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 2 * time.Second}

@@ -21,17 +21,17 @@ type refill[V any] struct {
 	request[V]
 	flight *flightOf[V]
 
-	epoch    l1.Epoch       // noted before the latest read or load began
+	epoch    l1.Epoch       // of the key, noted before the latest read or load of this refill began
 	seen     string         // token of the record that this refill has seen; empty for none
-	fallback *entry[V]      // the old value: Previous of the load, and served if the load fails and its life allows it
-	awaited  string         // token of the fill that this refill waits for
-	earlier  *LoadError     // the last failure of another node, which does not yet hold all nodes back
-	yielded  bool           // a node whose loads fail has let other nodes go first
-	manyRead bool           // the shared read of the GetMany was used, or is outdated
+	fallback *entry[V]      // the old value or nil, for Previous; if the load fails, served while its life allows it
+	awaited  string         // token of the fill that this refill waits for; empty before the first wait
+	earlier  *LoadError     // the last failure of another node, or nil; that failure does not yet hold all nodes back
+	yielded  bool           // this refill has waited in yield, and does not yield again
+	manyRead bool           // the next read must not use the shared read of the GetMany, which was used or is outdated
 	batched  *batchEntry[V] // the place of this refill in a bulk load, or nil
 	launched bool           // run has begun, on the goroutine of the flight
-	noStore  bool           // the store did not answer, so L1 is asked without the store
-	slotHeld bool           // start has taken a store slot for the first call of the store
+	noStore  bool           // the store did not answer, so an answer from L1 is not compared with the store
+	slotHeld bool           // start has taken a store slot, which the first call of the store will use
 }
 
 // next is the next step of a refill, with the data that the step needs.
@@ -63,7 +63,7 @@ func failed(err error) next { return next{step: stepFail, err: err} }
 // snapshot is what a read of the store has found.
 type snapshot struct {
 	record []byte
-	epoch  l1.Epoch  // noted before the read
+	epoch  l1.Epoch  // of the key, noted before the read
 	tags   tagStates // states of the tags of the record; nil if they have not been read
 }
 
@@ -86,8 +86,8 @@ func (l *Loader[V]) newRefill(f *flightOf[V], q request[V]) *refill[V] {
 // start takes the first step of a refill on the goroutine of the leader, and launches the remaining steps on another
 // goroutine. Most refills need only one read of the store, and handing that read to another goroutine would cost as
 // much as the read itself. The drawback: if the ctx of the leader is cancelled during the read, the leader notices the
-// cancellation only after the read, within StoreTimeout. If the deadline of the leader is nearer than StoreTimeout,
-// start launches the whole refill. Then the leader obeys its deadline at once.
+// cancellation only after the read, within StoreTimeout. So if the deadline of the leader is nearer than StoreTimeout,
+// start launches the whole refill, and the leader can leave at its deadline.
 func (l *Loader[V]) start(ctx context.Context, f *flightOf[V], q request[V]) {
 	r, n := l.newRefill(f, q), next{step: stepBegin}
 	defer func() { // even if OnEvent panics, because other callers may have joined the flight
@@ -150,13 +150,13 @@ func (r *refill[V]) run(n next) {
 	}
 }
 
-// begin asks L1 once more, and then the store. Usually begin reads the store first. The refill then acquires the lease
-// only if the read found no fresh value. If more than half of the recent reads found nothing, begin acquires the lease
-// at once, which saves the round trip of the read. Acquire also returns a record that the store holds, but the script
-// of Acquire costs more than a read.
+// begin asks L1 once more, and then the store. Usually begin reads the store first, and the refill acquires the lease
+// only if the read found no fresh value. If more than half of the recent refills found no record in the store, begin
+// acquires the lease at once, which saves the round trip of the read. Acquire also returns a record that the store
+// holds, but the script of Acquire costs more than a read.
 //
-// If this node could not complete an invalidation of the key, the store may still hold the old value. Then the
-// invalidation comes first, on a launched goroutine.
+// If this node could not complete an invalidation of the key, the store may still hold the old value. So begin first
+// repeats the invalidation, on a launched goroutine, because the leader must not wait for that.
 func (r *refill[V]) begin() next {
 	if !r.retries.Empty() {
 		if !r.launched {
@@ -208,7 +208,8 @@ func (r *refill[V]) askL1(e *entry[V]) next {
 // lookUp reads the store, and serves the record that the read has found.
 func (r *refill[V]) lookUp() next { return r.lookUpBeside(r.standIn(r.l1.Get(r.key))) }
 
-// lookUpBeside is lookUp for a key whose stand-in is known. The stand-in is nil if there is none.
+// lookUpBeside is lookUp with the stand-in of the key, or nil. A stand-in is an entry of L1 that can answer in place of
+// the store.
 func (r *refill[V]) lookUpBeside(standIn *entry[V]) next {
 	if standIn != nil {
 		return r.lookUpUnlessSuspect(standIn)
@@ -221,7 +222,7 @@ func (r *refill[V]) lookUpBeside(standIn *entry[V]) next {
 }
 
 // read reads the store. If this refill belongs to a GetMany, its first read returns what the shared read of the GetMany
-// has found.
+// has found. If the shared read has nothing for this refill, read asks the store.
 func (r *refill[V]) read() (s snapshot, err error) {
 	if r.many != nil && !r.manyRead {
 		r.manyRead = true
@@ -239,12 +240,12 @@ func (r *refill[V]) read() (s snapshot, err error) {
 }
 
 // serve judges a record of the store. If the record is fresh, it is the answer. If the record comes from the load that
-// this refill has waited for, the record is the answer whatever its age. Otherwise, after a load that took longer than
-// TTL, each waiting node in turn would load again. If the record is stale, it is delivered at once or after
-// SoftTimeout, and the flight goes on as a refresh.
+// this refill has waited for, the record is the answer whatever its age. Without this rule, each waiting node in turn
+// would load again after a load that took longer than TTL. If any other record is stale, it is delivered at once or
+// after SoftTimeout, and the flight goes on as a refresh.
 //
-// A record with tags costs more calls. The leader of the flight must not be kept that long, so a launched goroutine
-// makes these calls.
+// For a record with tags, serve also reads the states of the tags. The leader of the flight must not be kept that long,
+// so serve leaves the record to a launched goroutine (stepServe).
 func (r *refill[V]) serve(s snapshot, o Outcome) next {
 	r.epoch = s.epoch
 	if !r.launched && len(driver.RecordTags(s.record)) > 0 {
@@ -253,7 +254,7 @@ func (r *refill[V]) serve(s snapshot, o Outcome) next {
 	}
 	e := r.decode(r.key, s.record, s.epoch)
 	if e == nil {
-		r.seen = driver.RecordToken(s.record) // even if the record cannot be decoded: Acquire compares only the token
+		r.seen = driver.RecordToken(s.record) // also if the record cannot be decoded: Acquire compares tokens only
 		return next{step: stepAcquire}
 	}
 	r.seen = e.Data.token
@@ -283,7 +284,8 @@ func (r *refill[V]) serve(s snapshot, o Outcome) next {
 	}
 	if f <= stale && (r.want != flight.Refresh || o == OutcomeLoadedElsewhere) {
 		if f >= refreshDue {
-			e.RefreshAt.Store(r.now() + r.cfg.LockTTL.Microseconds()) // no other refresh now: this flight is the refresh
+			// This flight goes on as the refresh, so no Get needs to start another refresh for LockTTL.
+			e.RefreshAt.Store(r.now() + r.cfg.LockTTL.Microseconds())
 		}
 		r.putL1(e, s.record)
 	}
@@ -293,8 +295,8 @@ func (r *refill[V]) serve(s snapshot, o Outcome) next {
 	return next{step: stepAcquire}
 }
 
-// uncacheable reports whether this refill loads without a lease, because an entry says no-store. f is the freshness of
-// that entry.
+// uncacheable reports whether this refill loads without a lease, because the key has a no-store entry. f is the
+// freshness of that entry.
 func (r *refill[V]) uncacheable(f freshness) bool { return f <= refreshDue && r.want != flight.Refresh }
 
 // offer answers the callers with an entry, if the freshness f of the entry allows it. A fresh entry ends the refill. An

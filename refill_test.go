@@ -56,8 +56,9 @@ func TestOneLoadPerExpiryInTheFleet(t *testing.T) {
 	}
 }
 
-// A load takes longer than TTL and LockTTL, so its value has already expired when it is published. All waiters must
-// get the value nevertheless. Otherwise the eight nodes would load one after another, three seconds each.
+// A load takes longer than TTL and LockTTL. TTL counts from the start of the load, so the value has already expired
+// when it is published. All waiters on all nodes must get the value nevertheless. Otherwise the eight nodes would load
+// one after another, three seconds each.
 func TestLoadLongerThanTTLAndLockTTL(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 3 * time.Second}
@@ -102,8 +103,8 @@ func TestADeadHoldersWorkIsTakenOver(t *testing.T) {
 	}
 }
 
-// pairOfMisses makes a pair of nodes and lets node l miss 40 keys. Node l then begins a refill with Acquire and skips
-// the lookup, because more than half of the recent lookups of l missed.
+// pairOfMisses makes a pair of nodes, and lets node l look up 40 keys that the store does not have. Since most of the
+// recent lookups of l have missed, the next refills of l skip the lookup and begin with Acquire.
 func pairOfMisses(t *testing.T, d *db, cfg refill.Config) (s *spy, l, peer *refill.Loader[string]) {
 	t.Helper()
 	s, l, peer = pair(t, d, cfg)
@@ -138,7 +139,7 @@ func TestAcquireWithoutALookup(t *testing.T) {
 }
 
 // After LocalTTL a node no longer trusts its L1 entry. The node must read the store before Acquire, because the store
-// may still have a fresh value. This also holds for a node whose lookups mostly miss.
+// may still have a fresh value. The node must do so even if its lookups mostly miss.
 func TestLookupOfAValueThatL1NoLongerTrusts(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: ms}
@@ -230,8 +231,8 @@ func TestAnnouncementBeforeTheReplyToAcquire(t *testing.T) {
 	})
 }
 
-// Acquire returns an error, so the node loads without the store. The store may nevertheless have executed the Acquire,
-// so the node must release the lease.
+// Acquire returns an error, so the node loads without the store. The store may have executed the Acquire and only lost
+// the reply, so the node must release the lease.
 func TestAcquireThatFails(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: ms}
@@ -245,8 +246,9 @@ func TestAcquireThatFails(t *testing.T) {
 	})
 }
 
-// A flight acquires the lease without a lookup. Its only caller leaves. The flight must release the lease at once.
-func TestCallerLeavesDuringAcquire(t *testing.T) {
+// A flight acquires the lease without a lookup. Its only caller leaves during the load. The flight must release the
+// lease at once.
+func TestCallerLeavesDuringTheLoad(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: time.Second}
 		s, l, _ := pairOfMisses(t, d, refill.Config{TTL: time.Minute})

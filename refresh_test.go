@@ -71,7 +71,7 @@ func TestEarlyRefresh(t *testing.T) {
 }
 
 // Early refreshes of a value fail. The value must still be served until the end of its TTL. Each of the two nodes may
-// try the refresh once per back-off (ErrorTTL).
+// try the refresh once per ErrorTTL, which is the length of the back-off.
 func TestEarlyRefreshThatFails(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -132,10 +132,10 @@ func TestXFetchDrawsOnce(t *testing.T) {
 		for i := range values {
 			sum += ttl - d.begins[i+1].Sub(d.begins[i])
 		}
-		// A draw is the time from the early refresh to the end of TTL: beta·delta·−ln(rnd). Here beta is 1, delta is the
-		// duration of the load (1 s), and rnd is a random number from 0 to 1. So the expected mean is 1 s. The mean of 200
-		// draws is off by more than 0.35 s once in a million runs. If each Get drew again, at 20 Gets per second, the mean
-		// would be delta·(ln 20 + 0.577) = 3.6 s.
+		// Each draw gives the time from the early refresh to the end of TTL: beta·delta·−ln(rnd). Here beta is 1, delta
+		// is the duration of the load (1 s), and rnd is a random number from 0 to 1. So the expected mean is 1 s. The
+		// mean of 200 draws is off by more than 0.35 s once in a million runs. If each Get drew again, at 20 Gets per
+		// second, the mean would be delta·(ln 20 + 0.577) = 3.6 s.
 		if mean := sum / values; mean < 650*ms || mean > 1350*ms {
 			t.Errorf("got refreshes %v before the end on average, want 1s", mean)
 		}
@@ -291,7 +291,8 @@ func TestSoftTimeoutAtMaxWaiters(t *testing.T) {
 	})
 }
 
-// A Get of a stale value waits at most SoftTimeout, even if a call of Refresh started the load.
+// A Get of a stale value joins the flight of a Refresh, whose load is slow. The Get must wait at most SoftTimeout, and
+// then return the stale value.
 func TestSoftTimeoutDuringARefresh(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -311,8 +312,9 @@ func TestSoftTimeoutDuringARefresh(t *testing.T) {
 	})
 }
 
-// A background refresh takes 1 s. Callers are served the old value until its StaleFor ends ("stale") or its TTL ends
-// ("early"). A later caller must wait for the refresh, and must get its value.
+// A background refresh takes 1 s. Meanwhile callers are served the old value, in the case "stale" until StaleFor of the
+// old value ends, and in the case "early" until its TTL ends. A caller after that end must wait for the refresh, and
+// must get the new value.
 func TestCallersPastTheOldValueWaitForItsRefresh(t *testing.T) {
 	for name, cfg := range map[string]refill.Config{
 		"stale": {StaleFor: 200 * ms},

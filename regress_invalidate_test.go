@@ -56,7 +56,8 @@ func TestInvalidateDuringALoad(t *testing.T) {
 	}
 }
 
-// Libraries that compare the stored value or its time have the ABA problem (layered-loader#414, lakekeeper#1843).
+// Some libraries store a loaded value if the stored value, or the time of the stored value, is the same as before the
+// load. These libraries have the ABA problem (layered-loader#414, lakekeeper#1843).
 //
 //  1. A slow load begins. The store has no value.
 //  2. Another node invalidates the key and loads it, twice, and then invalidates it once more.
@@ -244,9 +245,9 @@ func TestFillOfL1IsNotAnnounced(t *testing.T) {
 	})
 }
 
-// Nodes that read each announced key from the store overload the store. FusionCache therefore ignores messages about
-// keys that a node does not have. Nodes that handle their own announcements overload the store as well. Here a node
-// makes no call of the store for an announced key that its L1 does not have.
+// If every node reads every announced key from the store, the store is overloaded. The same happens if nodes also read
+// the keys of their own announcements. FusionCache therefore ignores messages about keys that a node does not have.
+// Here a node makes no call of the store for an announced key that its L1 does not have.
 func TestAnnouncementsOfOtherKeysCostNoCall(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s, l, peer := pair(t, &db{}, refill.Config{TTL: time.Hour})
@@ -282,7 +283,7 @@ func TestRejectedPublishIsNotAnnounced(t *testing.T) {
 		})()
 		d := &db{took: 100 * ms}
 		l := fleet(t, 1, d, refill.Config{TTL: time.Hour, Shared: shared})[0]
-		get(t, l, "k") // stores a value: a Refresh that replaces no value is never announced here
+		get(t, l, "k") // stores a value, because a Refresh that replaces no value would not be announced in any case
 		refreshed := make(chan error, 1)
 		go func() { refreshed <- l.Refresh(t.Context(), "k") }()
 		defer func() {
@@ -367,9 +368,9 @@ func TestRefreshReadsTheStoreFirst(t *testing.T) {
 }
 
 // With race_condition_ttl of Rails, one process refreshes an expired value. For the length of race_condition_ttl, the
-// other processes get the stale value. Rails reads and then writes, so two processes can both win the refresh. Later
-// all processes load. Here eight nodes call Get at the same moment, once while the value is stale and once after it
-// has expired. Each time only one node loads.
+// other processes get the stale value. Rails reads and writes in two steps, so two processes can both begin the
+// refresh. After the length of race_condition_ttl, all processes load. Here eight nodes call Get at the same moment,
+// once while the value is stale and once after it has expired. Each time only one node loads.
 func TestOneLoadIfAllNodesRefresh(t *testing.T) {
 	for state, after := range map[string]time.Duration{"stale": 2 * time.Second, "expired": time.Minute} {
 		t.Run(state, func(t *testing.T) {

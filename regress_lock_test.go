@@ -79,9 +79,10 @@ func TestLeaseIsFreeAfterAPanic(t *testing.T) {
 	})
 }
 
-// In rueidis (#1010) and entcache all fills of one process have the same owner id. So when a first fill ends, it
-// stores its old value, or frees the lock of a second fill. Here each fill has its own token. The first fill, which
-// was invalidated, stores nothing and does not free the lease of the second fill.
+// In rueidis (#1010) and entcache all fills of one process have the same owner id. So if a first fill was invalidated
+// and a second fill of the key runs, the first fill stores its old value at its end, or frees the lock of the second
+// fill. Here each fill has its own token, so the first fill stores nothing and does not free the lease of the second
+// fill.
 func TestFillsOfOneProcessHaveTheirOwnTokens(t *testing.T) {
 	for _, leaves := range []bool{false, true} {
 		t.Run(fmt.Sprintf("the first caller leaves %v", leaves), func(t *testing.T) {
@@ -264,8 +265,8 @@ func TestWaitersOfADeadHolderLoadOnce(t *testing.T) {
 	})
 }
 
-// In cachestore-redis the retry interval of a waiter grows past its maximum, and then rand.Intn panics. Here a wait
-// for a load or for a lock can last several thousand times LockTTL.
+// In cachestore-redis the retry interval of a waiter grows past its maximum, and then rand.Intn panics. Here a wait for
+// a load can last 3,000 times LockTTL, and a wait for a user's lock can last thousands of times the TTL of that lock.
 func TestWaitOfManyRounds(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * time.Minute}
@@ -557,9 +558,9 @@ func TestRefreshOfKeysInTwoOrders(t *testing.T) {
 	})
 }
 
-// Symfony locks one of 25 slots, chosen by the hash of the key. A load that gets another key of the same slot waits for
-// itself. For years this bug made whole worker pools hang (#41130, #59191, #62328). Here a load can get 300 other keys
-// with one load slot.
+// Symfony locks one of 25 slots, chosen by the hash of the key. If a load gets another key of the same slot, the load
+// waits for the lock that it holds itself. For years this bug made whole worker pools hang (#41130, #59191, #62328).
+// Here a load can get 300 other keys with one load slot.
 func TestManyNestedLoadsWithOneSlot(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var l *refill.Loader[string]

@@ -52,8 +52,8 @@ func TestShortTTLs(t *testing.T) {
 }
 
 // The jitter of go-zero is ± 5 %, and FusionCache adds its jitter to the TTL. So both libraries serve some values for
-// longer than TTL. rueidisaside and redcache have no jitter, so values that were loaded together expire together. Here
-// values that were loaded together expire at different times, and no value is fresh for longer than TTL.
+// longer than TTL. In rueidisaside and redcache there is no jitter, so values that were loaded together expire
+// together. Here values that were loaded together expire at different times, and no value is fresh for longer than TTL.
 func TestJitterSpreadsAndNeverLengthens(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		const ttl = 100 * time.Second

@@ -116,8 +116,9 @@ func TestRefreshOutlivesItsCaller(t *testing.T) {
 }
 
 // In e2b-dev/infra (#1916) and in FusionCache (Altinn/dialogporten #4252, #4300) one hung query blocks its key until
-// the process is restarted. The load has no time-out, or the time-out frees the callers but not the key. Here the
-// callers on the node of the hung query get an error after LoadTimeout, and another node loads the key at once.
+// the process is restarted. The reason is that a load has no time-out, or that the time-out frees the callers but not
+// the key. Here the callers on the node of the hung query get an error after LoadTimeout, and another node loads the
+// key at once.
 func TestHungLoadFreesItsKey(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		hung := make(chan struct{})
@@ -224,8 +225,8 @@ func TestPanicReachesAllWaiters(t *testing.T) {
 }
 
 // In otter, hot, motoki317/sc, bool64/cache and replicate/go a panic in a background refresh ends the process, because
-// no caller can recover the panic. Here a refresh that panics is a failed refresh: callers get the stale value, and
-// the key is refreshed again after the back-off.
+// no caller can recover the panic. Here a panic counts as a failed refresh: callers get the stale value, and the key is
+// refreshed again after the back-off.
 func TestPanicOfARefreshIsContained(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var loads atomic.Int64
@@ -378,7 +379,8 @@ func TestErrorsDoNotProlongAValue(t *testing.T) {
 		d.fail(errDown)
 		for time.Since(loaded) < 20*time.Second {
 			for _, l := range nodes {
-				// 50 ms is a tick of the coarse clock.
+				// The value may be served until 6 s after its load. 50 ms more are allowed for a tick of the coarse
+				// clock.
 				if _, err := l.Get(t.Context(), "k"); err == nil && time.Since(loaded) > 6050*ms {
 					t.Fatalf("got a value %v after its load, past TTL + StaleFor", time.Since(loaded))
 				}

@@ -14,15 +14,15 @@ import (
 	"github.com/refill-go/refill/backend/memory"
 )
 
-// This file tests load functions that outlive LoadTimeout. The Loader frees the load slot of such a function. The
-// Loader does not load the key again before the function has returned.
+// This file tests load functions that still run after LoadTimeout. At LoadTimeout, the Loader frees the load slot of
+// such a function. But the Loader does not load the key of that function again until the function has returned.
 
 // hanging is a database. A load of a key that begins with "hang" ignores its ctx, and waits until release is closed.
 type hanging struct {
 	db
 	release chan struct{}
 	mu      sync.Mutex
-	hung    int // number of loads that have waited, or still wait, for release
+	hung    int // guarded by mu: number of loads that have waited, or still wait, for release
 }
 
 func newHanging() *hanging { return &hanging{release: make(chan struct{})} }
@@ -44,7 +44,7 @@ func (d *hanging) loads() int {
 	return d.hung
 }
 
-// getFor calls Get with a ctx whose deadline is d from now. It returns how long Get took, and the error of Get.
+// getFor calls Get with a ctx whose deadline is d from now. getFor returns how long Get took, and the error of Get.
 func getFor(t *testing.T, l *refill.Loader[string], key string, d time.Duration) (time.Duration, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), d)
@@ -151,8 +151,8 @@ func TestQueueBehindLoadsThatHang(t *testing.T) {
 	})
 }
 
-// Two load functions hang, and their callers leave before LoadTimeout. The functions must occupy their load slots until
-// LoadTimeout, and no longer.
+// Two load functions hang, and all of their callers leave before LoadTimeout. The functions still run, so they must
+// occupy their load slots until LoadTimeout. At LoadTimeout, the slots must be free.
 func TestAbandonedLoadsThatHang(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := newHanging()

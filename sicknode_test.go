@@ -44,8 +44,8 @@ func (c *tally) note(err error) {
 	}
 }
 
-// hammer calls Get for 10 s on each node, for keys chosen at random, from 40 goroutines per node. The result has one
-// tally per node.
+// For 10 s, hammer calls Get on each node from 40 goroutines, for keys chosen at random. hammer returns one tally per
+// node.
 func hammer(t *testing.T, nodes []*refill.Loader[string], keys []string) []tally {
 	t.Helper()
 	tallies, began := make([]tally, len(nodes)), time.Now()
@@ -85,11 +85,12 @@ func TestOneNodeWhoseLoadsFail(t *testing.T) {
 	})
 }
 
-// The database of one of four nodes does not answer, so each load of that node lasts until its ctx ends. Each node
-// gets 2,000 requests per second for 20 keys, with a deadline of 1 s. After the first 4 s, at most 1 % of the Gets on
-// the other three nodes may fail. The first 4 s do not count: LoadTimeout is 2 s, so the first loads of the sick node
-// fail after 2 s, and loads that began until then may hang until 4 s. Only 20 keys are used, so that the healthy nodes
-// ask for each key often and acquire the lease of a key before the sick node.
+// The database of one of four nodes does not answer, so each load of that node lasts until its ctx ends. Each node gets
+// 2,000 requests per second for 20 keys, with a deadline of 1 s. After the first 4 s, at most 1 % of the Gets on the
+// other three nodes may fail. The first 4 s do not count, because the sick node lets other nodes load first only after
+// its own loads have failed: LoadTimeout is 2 s, so the first loads of the sick node fail after 2 s, and loads that
+// began until then may hang until 4 s. With only 20 keys, the healthy nodes ask for each key often, so they usually
+// acquire its lease before the sick node.
 func TestOneNodeWhoseLoadsHang(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		dbs := []*db{{took: 20 * ms}, {took: 20 * ms}, {took: 20 * ms}, {took: time.Hour}}
@@ -262,7 +263,7 @@ func TestWhatEndsTheBackOffOfOneNode(t *testing.T) {
 				bubble(t, func(t *testing.T) {
 					s, sick, well, dead, _ := sickPair(t)
 					dead.fail(nil)
-					s.mute.Store(mute) // without announcements, the node must find the end of its back-off in the store
+					s.mute.Store(mute) // if announcements are lost, sick must find the end of its back-off in the store
 					if _, err := sick.Get(t.Context(), "k"); err == nil {
 						t.Error("Get succeeded within the back-off, want the error")
 					}
@@ -279,9 +280,9 @@ func TestWhatEndsTheBackOffOfOneNode(t *testing.T) {
 	}
 }
 
-// Two nodes fail one after the other. The announcement of the second failure is late: it reaches node well after node
-// well has invalidated the key. Then one of the two nodes fails again. The Invalidate has ended the back-off of the
-// fleet, so the next Get on node well must load the value.
+// Two nodes fail one after the other. A third node, well, invalidates the key, which ends the back-off of the fleet.
+// The announcement of the second failure is late and reaches node well after that. Then one of the two nodes fails
+// again, which is now the first failure in a row. The next Get on node well must load the value.
 func TestABackOffThatIsAnnouncedAfterAnInvalidate(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		shared, dead, alive := memory.New(), &db{err: errNoDatabase}, &db{}

@@ -43,8 +43,9 @@ func sizedMap(i int) map[string]int {
 	return m
 }
 
-// L1 gets values of one kind, twice LocalBytes in all. The heap must grow by at most twice LocalBytes. The heap must
-// also grow by at least half of LocalBytes, because L1 must use the memory that LocalBytes allows.
+// L1 gets values of one kind, until their records have twice LocalBytes in all. The heap must grow by at most twice
+// LocalBytes. The heap must also grow by at least half of LocalBytes, because L1 must use the memory that LocalBytes
+// allows.
 func TestLocalBytesBoundsTheHeap(t *testing.T) {
 	t.Run("structs", heapOf(sizedProductOf))
 	t.Run("pointers", heapOf(func(i int) *sizedProduct { p := sizedProductOf(i); return &p }))

@@ -75,7 +75,7 @@ func (l life) expiredAt(at int64) life {
 func (l life) wasExpired() bool { return l.freshUntil <= l.began }
 
 // at returns the freshness of a value at the moment now. If the load of the value began in the future, the clock was
-// set back since. The age of the value is then unknown, so the value counts as expired.
+// set back since. Then the age of the value is unknown, so the value counts as expired.
 func (l life) at(now int64) freshness {
 	switch {
 	case now < l.notBefore() || now >= l.end && now >= l.freshUntil:
@@ -124,11 +124,11 @@ const minKeep = time.Second
 type spans struct {
 	ttl                    time.Duration
 	staleFor, staleIfError time.Duration // both count from the end of ttl
-	follows                bool          // Config.StaleIfError is not set: a StaleFor that a load sets replaces it as well
+	follows                bool          // Config.StaleIfError is not set; a load that sets StaleFor then sets both
 }
 
 // of returns the spans of a value whose load has set t. s holds the settings of Config. If the load has set a TTL of 0,
-// the value is not kept: it has no StaleFor and no StaleIfError but those that the load has set.
+// the value is not kept: its StaleFor and StaleIfError are 0 as well, unless the load has set them.
 func (s spans) of(t terms) spans {
 	if s.ttl = t.ttl.or(s.ttl); t.ttl.set && s.ttl == 0 {
 		s.staleFor, s.staleIfError = 0, 0
@@ -140,9 +140,10 @@ func (s spans) of(t terms) spans {
 	return s
 }
 
-// forbids reports whether a failing load that has set t forbids the old value whose life is l. s holds the settings of
-// Config. A load can limit how long after the end of its TTL the old value is served in place of an error. The load
-// cannot forbid a value that is still fresh.
+// forbids reports whether a failed load forbids to serve the old value. t is what the load has set, l is the life of
+// the old value, and s holds the settings of Config. The load can limit how long the old value is served in place of an
+// error. The limit counts from the end of freshness of the old value. The load cannot forbid a value that is still
+// fresh.
 func (s spans) forbids(t terms, l life, now int64) bool {
 	limit := t.staleIfError
 	if !limit.set {
@@ -206,7 +207,8 @@ func backOff(first, most time.Duration, failures int) time.Duration {
 	return min(first, most)
 }
 
-// yieldFor is how long a node lets other nodes go first if its last load failed and took some time.
+// yieldFor is how long a node lets other nodes go first if its last loads failed. took is how long the last of these
+// loads ran. The result is took, but 50 ms at least and lockTTL at most.
 func yieldFor(took, lockTTL time.Duration) time.Duration {
 	return min(max(took, 50*time.Millisecond), lockTTL)
 }
@@ -216,9 +218,9 @@ func tickOf(ttl time.Duration) time.Duration {
 	return min(max(ttl/200, time.Millisecond), 50*time.Millisecond)
 }
 
-// tooLong reports whether the rest of a back-off exceeds the length of the back-off by more than a minute. Then the
-// store's clock was set back. said is the length as the failed node has noted it. If that node has noted none, the
-// length is at most MaxErrorTTL.
+// tooLong reports whether left, the rest of a back-off, is longer than the back-off can be. said is its length as the
+// failed node has noted it, and 0 if that node has noted none. If left exceeds both said and MaxErrorTTL by more than a
+// minute, the store's clock was set back.
 func tooLong(left, said, maxErrorTTL time.Duration) bool {
 	return left > max(said, maxErrorTTL)+time.Minute
 }
@@ -228,7 +230,8 @@ func tooLong(left, said, maxErrorTTL time.Duration) bool {
 func renewEvery(ttl time.Duration) time.Duration { return ttl / 3 }
 
 // waitFor is how long a caller waits for the lease of another holder if no announcement comes: the remaining life of
-// the lease, plus 2 ms that the store may have rounded off. A lease cannot last longer than lockTTL.
+// the lease, plus 2 ms that the store may have rounded off. If left is 0 (unknown) or longer than a lease can live,
+// waitFor counts with lockTTL.
 func waitFor(left, lockTTL time.Duration) time.Duration {
 	if left <= 0 || left > lockTTL {
 		left = lockTTL
@@ -237,7 +240,8 @@ func waitFor(left, lockTTL time.Duration) time.Duration {
 }
 
 // lineDue reports whether a kind of line may be logged again, a minute after the last such line. The times are Unix
-// microseconds, and last is 0 before the first line. A clock that was set back does not silence the log.
+// microseconds, and last is 0 before the first line. If now is before last, the clock was set back, and the line is
+// due.
 func lineDue(last, now int64) bool {
 	return last == 0 || now < last || now-last >= time.Minute.Microseconds()
 }

@@ -21,7 +21,7 @@ func TestLifeAt(t *testing.T) {
 		2000: stale, 2499: stale,
 		2500: errorOnly, 2799: errorOnly,
 		2800: expired, 1 << 40: expired,
-		1000 - maxFuture: fresh, 1000 - maxFuture - 1: expired, // a load in the future: the clock was set back
+		1000 - maxFuture: fresh, 1000 - maxFuture - 1: expired, // the clock was set back after the load
 	} {
 		if got := lifeOf(&r).at(now); got != want {
 			t.Errorf("at %d: got %v, want %v", now, got, want)
@@ -67,8 +67,9 @@ func TestInL1(t *testing.T) {
 	}
 }
 
-// FuzzLife checks three rules for any record and any moment. No value counts as fresh, stale or error-only past the end
-// of that state. No value becomes fresher with time. No age is negative.
+// FuzzLife checks three rules for any record and any moment. No value counts as fresh past its TTL, as stale past the
+// end of StaleFor, or as error-only past the end of StaleIfError. No value becomes fresher with time. No age is
+// negative.
 func FuzzLife(f *testing.F) {
 	for _, now := range []int64{999, 1999, 2000, 2499, 2500, 2799, 2800} { // moments just before and at each bound
 		f.Add(int64(1000), int64(1000), int64(500), int64(800), int64(0), now, int64(1))

@@ -13,7 +13,8 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file tests how long callers wait for a store that has stopped answering, if L1 has the values of their keys.
+// This file tests how long callers wait if the store has stopped answering, and L1 has the values of the keys that the
+// callers ask for.
 
 // sharedSpy is a spy that several Loaders share.
 type sharedSpy struct {
@@ -53,7 +54,7 @@ type waits struct {
 	now     int           // Gets that have not returned
 	since   time.Time     // when now became 1
 	total   time.Duration // time in which at least one Get had not returned
-	longest time.Duration // of a single Get
+	longest time.Duration // the longest time of a single call of during
 }
 
 // during calls f, which calls Get or GetMany, and measures how long f takes.
@@ -75,8 +76,8 @@ func (w *waits) during(f func()) {
 
 // Three Loaders share a store, and their L1 has fresh values. The subscriptions break and the store hangs. For half a
 // second, 50 callers of each Loader ask for keys that L1 has, one Get each 10 ms. One more caller of each Loader calls
-// GetMany each 10 ms. The time in which at least one caller waits may be one StoreTimeout (250 ms) in all. Then the
-// store answers again, and hangs again. The second outage may also cost one StoreTimeout.
+// GetMany each 10 ms. The time in which at least one caller waits may be one StoreTimeout (250 ms) in all. The test
+// runs two such outages, one after the other. Each outage may cost one StoreTimeout.
 func TestFreshValuesWaitOnceForADeadStore(t *testing.T) {
 	const loaders, callers = 3, 50
 	bubble(t, func(t *testing.T) {
@@ -212,7 +213,7 @@ func TestAnAnswerEndsTheSuspicion(t *testing.T) {
 			t.Errorf("a Get of a value in L1 called the suspect store %d times, want none", n)
 		}
 		s.stuck.Store(false)    // the subscription stays down
-		time.Sleep(time.Second) // a probe in progress ends within 250 ms, and the next begins 500 ms later
+		time.Sleep(time.Second) // a probe that runs now ends within 250 ms, and the next probe begins 500 ms later
 		d.version.Store(1)
 		if err := s.Store.Invalidate(t.Context(), "peer#1", "thing:k"); err != nil {
 			t.Fatal(err)

@@ -12,8 +12,8 @@ import (
 
 // This file is about tags. A load tags its value with Fill.Tag. The store keeps one state per tag: the moments when the
 // tag was last invalidated and last expired. A value is invalid if one of its tags was invalidated after the load of
-// the value began, or at that very moment. So invalidating a tag costs the same for ten values and for ten million. The
-// invalidation also covers loads that are in progress.
+// the value began, or at that very moment. So an invalidation of a tag costs the same for ten values and for ten
+// million, and covers loads that are in progress.
 //
 // A value that comes from another node, in the store or in an announcement, is judged by the tag states in the store.
 // L1 does not ask the store. Instead, an entry of L1 carries the number of tag invalidations that this process knew
@@ -22,12 +22,13 @@ import (
 
 // InvalidateTag is Invalidate for all values that carry one of the tags, see [Fill.Tag] and Config.Tags. Its cost does
 // not depend on the number of values. A load that is in progress goes on, because its tags are known only at its end.
-// Callers that ask for the key meanwhile wait for that load, and load again if its value has the tag. Back-offs stay.
+// Callers that ask for the key meanwhile wait for that load, and load again if its value has the tag. InvalidateTag
+// does not end back-offs.
 //
-// If Redis evicts the state of a tag, the values with the tag are loaded again. One case is weaker: a tag is
-// invalidated during a load, and Redis loses the state of the tag before that load ends. Then the value of that load
-// stays valid for its life, although the load began before the invalidation. Redis loses a state so young only in a
-// failover, or with an eviction policy that takes young keys.
+// If Redis evicts the state of a tag, the values with the tag are loaded again. The guarantee is weaker in one case: 1.
+// A load begins. 2. A tag of its value is invalidated. 3. Redis loses the state of the tag. 4. The load ends. Then the
+// value is valid until it expires, although its load began before the invalidation. Redis loses such a young state only
+// in a failover, or if its eviction policy removes young keys.
 //
 // The start of a load is compared with the invalidation of a tag by the store's clock. If the store is several servers
 // (Cluster, Ring), a difference between their clocks makes the comparison inexact by that difference.
@@ -72,8 +73,8 @@ func (l *Loader[V]) storeInvalidateTags(ctx context.Context, full []string, expi
 	return l.store.InvalidateTags(ctx, l.node.token(), l.tagLife(), full...)
 }
 
-// tagLife is how long the store keeps the state of a tag. When a state ends, the tag is unknown. That is harmless,
-// because a value with an unknown tag is invalid.
+// tagLife is how long the store keeps the state of a tag. When the store drops a state after that time, the tag is
+// unknown. That is safe, because a value with an unknown tag counts as invalid.
 func (l *Loader[V]) tagLife() time.Duration { return max(24*time.Hour, l.longestLife()) }
 
 // fullTags returns tags as driver.Store wants them: with the name of the Loader in front.
@@ -136,7 +137,8 @@ func (states tagStates) expired(tags []string, began int64) bool {
 func (l *Loader[V]) tagsValid(e *entry[V], states tagStates) bool {
 	for _, tag := range e.Data.tags() {
 		s := states[tag]
-		// A state from the future was written before the store's clock was set back: write it again, by invalidating the tag.
+		// An invalidation in the future says that the store's clock was set back. Repeat the invalidation, by the
+		// present clock.
 		if micros(s.Invalidated) > l.now()+maxFuture {
 			l.retryLater(l.fullTags([]string{tag}), true, false)
 		}
@@ -166,8 +168,8 @@ func (l *Loader[V]) readTags(tags []string) (tagStates, error) {
 	return l.tagStates(ctx, l.store, tags)
 }
 
-// ensureTagsOf makes sure that the store knows the tags of an entry before its record is stored. This process does not
-// remember which tags the store knows, because Redis may restart or evict a tag state at any moment.
+// ensureTagsOf makes sure that the store knows the tags of an entry before the record of the entry is stored. This
+// process does not remember which tags the store knows, because Redis may restart or evict a tag state at any moment.
 func (r *refill[V]) ensureTagsOf(e *entry[V]) {
 	tags := e.Data.tags()
 	if len(tags) == 0 {
@@ -178,7 +180,8 @@ func (r *refill[V]) ensureTagsOf(e *entry[V]) {
 	for i, tag := range tags {
 		uses[i] = tagUse{tag, age}
 	}
-	// After an error, the record counts as invalid until another fill makes its tags known.
+	// After an error, the store may not know the tags. The record then counts as invalid until another fill makes the
+	// tags known.
 	if _, err := r.tagEnsures.Do(r.flight.Values(), uses...); err != nil {
 		r.emit(Event{Kind: EventStoreError, Key: r.key, Err: err})
 	}
@@ -191,8 +194,9 @@ type tagUse struct {
 }
 
 // ensureTags makes tags known to the store, in one call for all refills that are about to publish tagged values. If the
-// store has lost the state of a tag, it may have lost an invalidation of the tag. So all values with the tag become
-// invalid, except those of loads that this process has not yet published.
+// store has lost the state of a tag, the store may have lost an invalidation of the tag. So EnsureTags makes all values
+// with the tag invalid whose load began longer than reach ago. reach goes back to the earliest load that this process
+// has not yet published, so the values of these loads stay valid.
 func (l *Loader[V]) ensureTags(uses []tagUse) (none struct{}, err error) {
 	var tags []string
 	reach := l.claims.oldest(l.store.Now()) + span(maxFuture)
@@ -206,13 +210,13 @@ func (l *Loader[V]) ensureTags(uses []tagUse) (none struct{}, err error) {
 	return none, l.store.EnsureTags(ctx, reach, l.tagLife(), l.fullTags(slices.Compact(tags))...)
 }
 
-// claims are the loads of this process that have a claim and are not yet published, with the start of each load.
+// claims holds the loads of a Loader that have a claim and are not yet published, with the start of each load.
 type claims struct {
 	mu    sync.Mutex
 	began map[string]time.Time // by token
 }
 
-// add notes a load until remove is called, when its fill has ended.
+// add notes a load. When the fill of the load has ended, remove forgets the load.
 func (c *claims) add(token string, began time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -360,13 +360,13 @@ func TestTagsCostOneCall(t *testing.T) {
 }
 
 // A bulk load sets a different tag for each of 256 keys, and a call of EnsureTags takes 2 ms. The Loader must ensure
-// all tags at the same time. If it ensured one tag after another, it would ensure the last tags too late, and the
-// values of these tags would be loaded again.
+// all tags at the same time. If the Loader ensured one tag after another, it would ensure the last tags too late, and
+// their values would be loaded again.
 func TestManyTagsAreEnsuredAtOnce(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		shared := memory.New()
 		s := newSpy(shared)
-		s.ensureTook = 2 * ms // a usual round trip to a server in another zone
+		s.ensureTook = 2 * ms // as long as a usual round trip to a server in another zone
 		var loads atomic.Int64
 		load := func(ctx context.Context, keys []string) (map[string]string, error) {
 			loads.Add(1)
@@ -399,8 +399,8 @@ func TestManyTagsAreEnsuredAtOnce(t *testing.T) {
 	})
 }
 
-// EnsureTags fails, so the tag of a value has no state in the store. The value must be loaded again, and then
-// EnsureTags is called again.
+// EnsureTags fails, so the tag of a value has no state in the store, and the value is invalid. The next Get must load
+// the value again, and then the Loader must call EnsureTags again.
 func TestEnsureTagsThatFails(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -455,7 +455,7 @@ func TestTagAtTheMomentOfALoad(t *testing.T) {
 }
 
 // A tag is invalidated twice. The announcement of the first InvalidateTag arrives after the second InvalidateTag. The
-// moment of the second InvalidateTag must stay in force.
+// node must keep the moment of the second InvalidateTag, and must not go back to the first.
 func TestLateAnnouncementOfATag(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -664,8 +664,8 @@ func TestLostTagStateRevivesNothing(t *testing.T) {
 	})
 }
 
-// futureTagState is a store whose clock was set back. Its state of the tag red says that the tag was invalidated an
-// hour from now. InvalidateTags replaces this state.
+// futureTagState is a store whose clock was set back. In this store, the state of the tag red says that the tag was
+// invalidated an hour from now. InvalidateTags replaces this state.
 type futureTagState struct {
 	*spy
 	replaced atomic.Bool // InvalidateTags has replaced the tag state

@@ -68,13 +68,14 @@ func TestALostTagStateWithoutL1(t *testing.T) {
 	})
 }
 
-// slowTags is a store. Its Get and GetMany take the time in the field get. Its Tags takes the time in the field tags.
+// slowTags is a store. Calls of its Get and GetMany take the time in the field get. Calls of its Tags take the time in
+// the field tags.
 type slowTags struct {
 	driver.Store
 	get, tags time.Duration
 }
 
-// wait waits for d, or until ctx ends. It then returns the error of ctx.
+// wait waits for d, or until ctx ends. In the second case, wait returns the error of ctx.
 func wait(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -201,8 +202,8 @@ func TestSharedCallsAboutTags(t *testing.T) {
 }
 
 // 20 callers wait for calls of Tags, and leave at their deadlines. Then the test closes the Loader. Close must wait
-// until all calls of Tags have ended. Otherwise a goroutine still runs when the bubble ends, and the bubble fails the
-// test.
+// until all calls of Tags have ended. Otherwise a goroutine would still run when the bubble ends, and the bubble would
+// fail the test.
 func TestCloseDuringACallAboutTags(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		shared := memory.New()

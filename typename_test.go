@@ -12,8 +12,9 @@ import (
 
 type product struct{ ID int }
 
-// Two types of two packages, or of two functions, can have the same name. Their records look alike, so a Loader of one
-// type would decode records of the other type. New must refuse the second of two Loaders with such types.
+// Two types of two packages, or of two functions, can have the same name. The records of two such types look alike, so
+// a Loader of one type would decode records of the other type. New must refuse the second of two Loaders with such
+// types.
 func TestTwoTypesWithOneName(t *testing.T) {
 	type inner = product
 	bubble(t, func(t *testing.T) {

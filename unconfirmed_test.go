@@ -17,8 +17,8 @@ import (
 // store answers again, the next Get compares the value with the store.
 
 // The store stops answering node l before the end of a load on l, so the publication of l has no answer. The lease
-// ends, and the peer loads and stores a newer value. The store does not announce the newer value, because no other
-// node waits for it. Then l reaches the store again. The next Get on l must return the newer value.
+// ends, and the peer loads and stores a newer value. The newer value replaces no value and no node waits for it, so the
+// store does not announce it. Then l reaches the store again. The next Get on l must return the newer value.
 func TestAPublicationWithoutAnAnswer(t *testing.T) {
 	for name, get := range map[string]func(ctx context.Context, l *refill.Loader[string]) (string, error){
 		"Get": func(ctx context.Context, l *refill.Loader[string]) (string, error) { return l.Get(ctx, "k") },
@@ -103,8 +103,8 @@ var outages = map[string]func(s *spy, down bool){
 	"slow": func(s *spy, down bool) { s.stuck.Store(down) },
 }
 
-// Node l loads a value without the store. Then the store answers again, with an older value. Node l must serve its own
-// value as long as that value is fresh, without further loads.
+// Node l loads a value without the store. Then the store answers again, and has an older value. While its own value is
+// fresh, node l must serve it without further loads.
 func TestAnOlderValueInTheStore(t *testing.T) {
 	for name, outage := range outages {
 		t.Run(name, func(t *testing.T) {
@@ -190,8 +190,8 @@ func TestAnUnconfirmedValueDuringAnOutage(t *testing.T) {
 	}
 }
 
-// An unconfirmed value is invalidated on this node or on another node. It must not be served, although its load began
-// later than the load of the record in the store.
+// An unconfirmed value is invalidated on this node or on another node. The value must not be served any longer,
+// although its load began later than the load of the record in the store.
 func TestAnUnconfirmedValueIsInvalidated(t *testing.T) {
 	for name, invalidate := range map[string]func(ctx context.Context, l, peer *refill.Loader[string]) error{
 		"here":      func(ctx context.Context, l, _ *refill.Loader[string]) error { return l.Invalidate(ctx, "k") },
@@ -264,7 +264,8 @@ func TestAPendingInvalidateComesFirst(t *testing.T) {
 					if v := get(t, peer, "k"); v != "k v1" {
 						t.Errorf("got %q on the peer, want \"k v1\"", v)
 					}
-					// A third load is possible, because the background retry of the invalidation may run at the moment of the read.
+					// Two loads are usual. A third load is possible if the background retry of the invalidation runs at
+					// the moment of the read.
 					if n := d.loads.Load(); name != "GetMany" && n > 3 {
 						t.Errorf("got %d loads, want 2 or 3: later retries have removed the new value", n)
 					}

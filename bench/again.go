@@ -43,9 +43,9 @@ func again(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// secondGets calls Get once for each key of the first half of keys, and twice for each key of the second half. It
-// returns how many more loads and commands the second half made. Before that it requests another key, because the first
-// use of a connection or of a script needs further commands.
+// secondGets calls Get once for each key of the first half of keys, and twice for each key of the second half.
+// secondGets returns how many more loads and commands the second half caused than the first half. At its start it
+// requests another key, because the first use of a connection or of a script needs further commands.
 func (r *rig) secondGets(ctx context.Context, keys []string) (loads, commands int64, err error) {
 	if err := r.each(ctx, []string{"the first"}, 1); err != nil {
 		return 0, 0, err

@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// This file draws pictures of a report, as SVG. The background is white, so that the pictures are readable on a dark
-// page. The same report gives the same bytes.
+// This file draws pictures of a report, as SVG. The background of a picture is white, so that the picture is readable
+// on a dark page. If the report is the same, the bytes of the pictures are the same.
 
 // drawAll writes to dir the pictures for which the report has figures. If dir is empty, drawAll does nothing.
 func drawAll(dir string, r *Report) error {
@@ -255,7 +255,7 @@ func (s *svg) chart(c chart, top float64) {
 	}
 }
 
-// curve draws a line through the points. If c.bars is set, it draws a bar for each value above 0 instead.
+// curve draws a line through the points of a curve. If c.bars is set, curve instead draws a bar for each value above 0.
 func (s *svg) curve(c chart, line curve, bottom float64) {
 	var points []string
 	for i, x := range line.x {

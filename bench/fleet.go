@@ -22,7 +22,7 @@ import (
 
 // outcome sums up the results of all processes of a fleet.
 type outcome struct {
-	result // sums over the processes; but the largest Oldest, Longest and RSS, and the earliest First
+	result // sums over the processes; but Oldest, Longest and RSS are the largest, and First is the earliest
 
 	warm, cold *hdrhistogram.Histogram
 	start      int64 // µs since 1970
@@ -30,13 +30,14 @@ type outcome struct {
 	killed     int64 // when killAfter made the parent kill a process, µs since 1970
 }
 
-// fleet runs a job in several processes, with an empty Redis or with the given servers.
+// fleet is a job that runs in several processes, with the Redis servers in the field servers or, if servers is nil,
+// with one new empty Redis.
 type fleet struct {
 	*stage
 	job
 	processes int
 	servers   []*realtest.Redis
-	killAfter time.Duration // kill -9 the first process that loads, this long after its load began; 0 = off
+	killAfter time.Duration // how long after the first load begins its process is killed (kill -9); 0 = no kill
 }
 
 // run starts the processes, lets them begin at the same moment and sums up their results. When run returns, all its
@@ -76,7 +77,8 @@ func (b *bench) run(ctx context.Context, f fleet) outcome {
 	return o
 }
 
-// begin waits until all processes are ready. Then it sends them the moment when they must begin.
+// begin waits until all processes are ready. Then begin sends each process the moment at which all processes must
+// start.
 func (f fleet) begin(ctx context.Context, l net.Listener, servers serverWatch) (before serverStats, start int64) {
 	_ = l.(*net.TCPListener).SetDeadline(time.Now().Add(30 * time.Second))
 	conns := make([]net.Conn, f.processes)
@@ -187,9 +189,10 @@ func mostAtOnce(spans []span) (most int) {
 
 // serverStats is what the servers of a fleet did.
 //
-// Commands includes the commands that scripts call, because commandstats of Redis (7.0) counts them like the commands
-// of clients. Commands excludes commands that only set up a connection. Reads is how often a server read from a socket,
-// which is once per command or pipeline. So Reads counts the trips, including the trips that set up connections.
+// Commands counts the commands of clients and the commands that scripts call, because commandstats of Redis (7.0)
+// counts both alike. Commands does not count commands that only set up a connection. Reads is how often a server read
+// from a socket, which is once per command or pipeline. So Reads is the number of trips, including the trips that set
+// up connections.
 type serverStats struct {
 	Commands, Reads, Connections, Moved int64
 	In, Out                             int64 // bytes received and sent by the servers
@@ -266,15 +269,16 @@ func ms(h *hdrhistogram.Histogram, percent float64) float64 {
 	return float64(h.ValueAtPercentile(percent)) / 1e6
 }
 
-// life is the longest time for which a value is valid before the next value replaces it.
+// life is the longest time from a value to the next value of the key: the interval of Invalidate if there is one, and
+// otherwise TTL, or Load if a load takes longer than TTL.
 func (j job) life() time.Duration { return cmp.Or(j.Invalidate, max(j.TTL, j.Load)) }
 
-// expiries is how many values of one key a run has time for, including the first value, which is loaded into an empty
-// store.
+// expiries is how many values of one key follow each other in a run, including the first value, which is loaded into an
+// empty store.
 func (j job) expiries() float64 { return math.Ceil(float64(j.For) / float64(j.life())) }
 
-// midLife returns j with a run length of about the given time. The run ends in the middle of the life of a value, so
-// that small delays do not change the number of values of a run.
+// midLife returns j with a run length (For) of about the given time. The run ends in the middle of the life of a value,
+// so that small delays do not change how many values there are in a run.
 func (j job) midLife(about time.Duration) job {
 	lives := max(1, (about+j.life()/2)/j.life())
 	j.For = lives*j.life() - j.life()/2

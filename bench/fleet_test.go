@@ -18,8 +18,9 @@ import (
 
 func TestMain(m *testing.M) { realtest.Main(m) }
 
-// Each suite runs for half a second with two small processes. It must produce one table without errors, a report that
-// can be written and read again, and an error if its ctx is cancelled. The test does not check speed.
+// Each suite runs for half a second with two small processes. The suite must produce a table without errors, and a
+// report that can be written and read again. If its ctx is cancelled, the suite must return an error. The test does not
+// check speed.
 func TestSuites(t *testing.T) {
 	realtest.StartRedis(t) // skips the test if Redis is not installed
 	for name, run := range map[string]func(context.Context, *bench) error{
@@ -133,8 +134,8 @@ func TestInfoFigures(t *testing.T) {
 	}
 }
 
-// The test draws a report twice. The pictures must be the same each time, and valid XML. An empty report has no
-// pictures.
+// The test draws a report twice. Both times the pictures must have the same bytes and must be valid XML. An empty
+// report must give no pictures.
 func TestDrawAll(t *testing.T) {
 	o := &outcome{warm: newHistogram(), start: 1_000_000}
 	for i := range int64(1000) {

@@ -11,7 +11,8 @@ import (
 	"github.com/refill-go/refill/internal/realtest"
 )
 
-// CI runs the tests of this file. They check allocations and commands, which are the same on every machine.
+// CI runs the tests of this file. The tests check numbers of allocations and of commands, because these numbers are the
+// same on every machine.
 
 // refillRig opens refill on a new Redis.
 func refillRig(t *testing.T, s peers.Settings) (*rig, peers.Peer, peers.Settings) {
@@ -98,7 +99,7 @@ func TestALoneMiss(t *testing.T) {
 		wantWork(t, r, int64(len(keys)), want)
 	}
 	load(keys[1:11], map[string]int64{"get": 1})
-	if err := r.each(t.Context(), names(600)[511:], 1); err != nil { // after these misses the Loader expects misses
+	if err := r.each(t.Context(), names(600)[511:], 1); err != nil { // 89 misses, after which the Loader expects misses
 		t.Fatal(err)
 	}
 	load(keys[11:], nil)
@@ -107,7 +108,7 @@ func TestALoneMiss(t *testing.T) {
 func TestAGetAfterALoadIsAHit(t *testing.T) {
 	r, _, _ := refillRig(t, peers.Settings{})
 	loads, commands, err := r.secondGets(t.Context(), names(2*againKeys))
-	if err != nil || loads != 0 || commands > 1 { // one TIME command is allowed
+	if err != nil || loads != 0 || commands > 1 { // one command is allowed: TIME
 		t.Errorf("the second Gets of %d keys made %d loads and %d commands, %v; want none", againKeys, loads, commands, err)
 	}
 }
@@ -134,7 +135,7 @@ func TestTable(t *testing.T) {
 	table := &Table{Name: "name", Title: "Title.", Columns: []Column{
 		{Name: "time", Unit: "ns", Digits: 1, Per: "bare"}, {Name: "n"},
 	}}
-	for i, bare := range []float64{1, 10, 100} { // the machine becomes slower each round, which must not change the ratios
+	for i, bare := range []float64{1, 10, 100} { // each round is slower, which must not change the ratios
 		table.Add("bare", "time", bare)
 		table.Add("ours", "time", bare*float64(i+1))
 	}

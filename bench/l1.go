@@ -16,7 +16,7 @@ import (
 
 const (
 	l1Keys  = 10_000
-	l1Room  = 4 * l1Keys // some caches have shards, which do not fill evenly
+	l1Room  = 4 * l1Keys // four times as many, because the shards of some caches do not fill evenly
 	l1Chunk = 100 * time.Millisecond
 	l1Batch = 256 // Gets between two readings of the clock
 
@@ -24,8 +24,8 @@ const (
 	heapRoom    = heapEntries * 5 / 4
 )
 
-// A drawing is a random sequence of keys, drawn before the measurement. So the choice of a key adds only an array
-// access to a Get.
+// A drawing is a sequence of random keys, as indexes. It is drawn before the measurement, so that in the measurement
+// the choice of a key costs only an array access.
 type drawing []uint16
 
 // zipf draws keys with the skew of real traffic.
@@ -69,8 +69,8 @@ func l1(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// l1Round takes one sample of each column for one subject. It opens the subject anew, so that no other subject is on
-// the heap.
+// l1Round takes one sample of each column for one subject. l1Round opens the subject for this round only, so that no
+// other subject is on the heap.
 func (b *bench) l1Round(ctx context.Context, t *Table, redis *realtest.Redis, p peers.Peer, keys []string) error {
 	r, err := openRig(b.stage, redis, p, peers.Settings{TTL: time.Hour, StaleFor: time.Hour, Entries: l1Room}, nil)
 	if err != nil {
@@ -108,7 +108,7 @@ func hits(ctx context.Context, c peers.Cache, keys []string, d drawing, g int) (
 		wg   sync.WaitGroup
 		gets atomic.Int64
 		errs = make([]error, g)
-		m, n runtime.MemStats // before and after
+		m, n runtime.MemStats // before and after the Gets
 	)
 	runtime.ReadMemStats(&m)
 	began := time.Now()

@@ -18,7 +18,7 @@ const (
 	l2Alone    = 2_000 // Gets from one goroutine
 	l2Together = 8_000 // Gets from l2Callers
 	l2Callers  = 16
-	l2Chunks   = 20 // chunks of a round; they alternate with chunks of the yardstick
+	l2Chunks   = 20 // chunks of a round; after each, a chunk of bare GETs is timed (the yardstick)
 )
 
 const l2Per = "goredis-get"
@@ -65,8 +65,8 @@ func (b *bench) l2Subjects() []peers.Peer {
 	return shared
 }
 
-// yardstickOf opens the peer goredis-get, which only sends GET. Its Redis is a separate server, because the writes of
-// the measured subject would disturb the measurement.
+// yardstickOf opens the peer goredis-get, which only sends GET. The yardstick has a Redis server of its own, because
+// the writes of the measured subject would disturb its GETs.
 func yardstickOf(b *bench, redis *realtest.Redis) (*rig, error) {
 	at := slices.IndexFunc(peers.All(), func(p peers.Peer) bool { return p.Name == l2Per })
 	r, err := openRig(b.stage, redis, peers.All()[at], peers.Settings{TTL: time.Hour}, nil)
@@ -116,8 +116,8 @@ func (b *bench) l2Round(ctx context.Context, t *Table, redis *realtest.Redis, p 
 	return nil
 }
 
-// fill makes one instance of a subject store all keys. It returns another instance, which has not requested these keys,
-// and whose connections are open.
+// fill opens one instance of a subject and lets it store all keys. Then fill opens a second instance, opens its
+// connections, and returns it. The second instance has not requested any of the keys.
 func fill(
 	ctx context.Context, t *stage, redis *realtest.Redis, p peers.Peer, s peers.Settings, keys []string,
 ) (*rig, error) {

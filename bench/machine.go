@@ -12,7 +12,8 @@ import (
 	"github.com/refill-go/refill/bench/peers"
 )
 
-// machine returns what the figures depend on. Properties that this machine does not reveal are missing.
+// machine returns the properties of this machine and its software that the figures depend on. A property that cannot be
+// found out is missing.
 func machine() map[string]string {
 	m := map[string]string{
 		"go":    runtime.Version(),

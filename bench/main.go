@@ -1,5 +1,5 @@
-// Bench measures refill, its peers, and raw operations such as a bare GET, which no cache can beat. One run measures
-// all of them on one machine, with servers that bench starts.
+// Bench measures refill, its peers (other libraries), and raw operations such as a bare GET, which no cache can beat.
+// One run measures all of these subjects on one machine, with servers that bench starts.
 //
 //	go run ./bench -suite l1,l2 -rounds 5
 //	go run ./bench -suite stampede -peers 'refill|rocks|sturdyc' -json out.json -svg pictures
@@ -39,7 +39,7 @@ type bench struct {
 	nodes, keys        int    // the largest numbers in the suite scale
 	profiles           string // directory for CPU profiles
 
-	*stage // ends the servers and processes
+	*stage // starts servers and processes, and ends them
 }
 
 // suites are in the order in which they run.
@@ -64,7 +64,8 @@ func main() {
 	realtest.Main(program{})
 }
 
-// program runs in the process that the user starts. The child processes run a function registered with realtest.Child.
+// program is what realtest.Main runs in the process that the user starts. In a child process, realtest.Main runs a
+// function registered with realtest.Child.
 type program struct{}
 
 // Run returns the exit status.
@@ -137,7 +138,7 @@ func run() error {
 	return errors.Join(writeJSON(*toJSON, &b.report), drawAll(*toSVG, &b.report))
 }
 
-// measure runs the suites of these names.
+// measure runs the suites with the given names.
 func (b *bench) measure(ctx context.Context, names []string) error {
 	for _, s := range suites {
 		if !slices.Contains(names, s.name) {

@@ -28,7 +28,7 @@ func init() { realtest.Child("node", runNode) }
 
 // The ways in which callers call Get.
 const (
-	steady = "steady" // each caller begins one Get of a random key per Every; callers begin at random moments
+	steady = "steady" // each caller begins one Get of a random key per Every, the first at a random moment
 	bursts = "bursts" // once per Every, all callers begin to Get the next key at the same moment
 	relay  = "relay"  // once per Every, process 0 asks for a new key, and process 1 asks for it relayAfter later
 )
@@ -39,17 +39,17 @@ const relayAfter = 5 * time.Millisecond
 type job struct {
 	Peer          string
 	TTL, StaleFor time.Duration
-	Jitter        float64 // only for refill; 0 = the default of refill
-	Entries       int
-	Redis         []string // more than one address: a Cluster, which only refill supports
-	Load, Spread  time.Duration
+	Jitter        float64       // only for refill; 0 = the default of refill
+	Entries       int           // how many entries have to fit into L1
+	Redis         []string      // addresses; more than one: a Cluster, which only refill supports
+	Load, Spread  time.Duration // a load takes Load and a random time up to Spread
 
 	Process   int
-	Instances int // caches in each process, each with a client of its own
-	Callers   int // callers of each instance
-	Way       string
+	Instances int    // caches in each process, each with a client of its own
+	Callers   int    // callers of each instance
+	Way       string // steady, bursts or relay
 	Keys      int
-	Zipf      float64 // 0 = all keys equally often
+	Zipf      float64 // the skew of the keys; 0 = all keys equally often
 	Every     time.Duration
 	Warm, For time.Duration // times since the start: latencies count from Warm on, and the run ends at For
 
@@ -58,18 +58,19 @@ type job struct {
 	Profiles   string        // directory for a CPU profile; empty = none
 }
 
-// message is a line that a process prints when its first load begins, and when it has its result.
+// message is a line that a process prints when it has its result and, with the way bursts, also when its first load
+// begins.
 type message struct {
 	Loads  bool    `json:",omitempty"`
 	Result *result `json:",omitempty"`
 }
 
-// result is what a process has measured. Moments are µs since 1970, and comparable, because all processes run on one
-// machine.
+// result is what a process has measured. Moments are in µs since 1970. The moments of different processes can be
+// compared, because all processes run on one machine.
 type result struct {
 	WarmGets, ColdGets []byte // HDR histograms of the latencies of Gets, ns
 	Gets               int64
-	Failed             int64 // including Gets that have not returned
+	Failed             int64 // Gets that failed, or have not returned
 	Error              string
 	Stale              int64
 	Oldest             int64   // µs, see node.age
@@ -172,11 +173,12 @@ func (n *node) startMoment() (time.Time, error) {
 	if _, err := io.ReadFull(conn, at[:]); err != nil {
 		return time.Time{}, err
 	}
-	// The result has no monotonic reading, because the processes compare moments by the wall clock that they share.
+	// The returned time has no monotonic reading, so the process compares times with it by the wall clock, which all
+	// processes share.
 	return time.UnixMicro(int64(binary.BigEndian.Uint64(at[:]))), nil
 }
 
-// work starts the callers and waits for them, until 25 s after the end of the run at most.
+// work starts the callers, and waits until all callers have ended, but no longer than 25 s after the end of the run.
 func (n *node) work(ctx context.Context) {
 	ctx, cancel := context.WithDeadline(ctx, n.start.Add(n.For+20*time.Second))
 	defer cancel()
@@ -210,8 +212,8 @@ func (n *node) call(ctx context.Context, c peers.Cache) {
 		draw := n.drawer()
 		first := n.start.Add(rand.N(n.Every))
 		for i := time.Duration(0); ; i++ {
-			// After a Get that took longer than Every, this caller skips the Gets that were due meanwhile. RecordCorrectedValue
-			// adds the latencies of the skipped Gets.
+			// If a Get took longer than Every, this caller skips the Gets that were due meanwhile. The histogram still
+			// gets latencies for the skipped Gets, from RecordCorrectedValue.
 			i = max(i, (time.Since(first)+n.Every-1)/n.Every)
 			at := first.Add(i * n.Every)
 			if at.After(n.start.Add(n.For)) || !sleepUntil(ctx, at) {
@@ -304,9 +306,10 @@ func (n *node) get(ctx context.Context, c peers.Cache, key string) (took time.Du
 }
 
 // age returns how old an answer was, in µs since the start of its load. The answer was stale if more than TTL had
-// passed since the end of the load, because the most lenient peers count the TTL from that end. In runs with
-// invalidations, age returns how much later than the first Invalidate of the value the Get began. Such an answer was
-// stale if this was more than 20 ms. A process knows only the schedule of the Invalidates, so 20 ms are allowed.
+// passed since the end of the load: some peers count the TTL from there. In runs with invalidations, age returns how
+// long before the Get the value was first invalidated. Then the answer was stale if that was more than 20 ms before.
+// The 20 ms are allowed, because a process knows only the schedule of the Invalidates, not the moments at which they
+// returned.
 func (n *node) age(p *peers.Product, began, now int64) (old int64, stale bool) {
 	if n.Invalidate == 0 {
 		return now - p.Began, now-p.Ended > n.TTL.Microseconds()
@@ -401,8 +404,8 @@ func cpuTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// residentBytes returns the resident memory of this process, or 0 on a system without /proc. It does not use Getrusage,
-// which returns the peak, including the peak of the parent before exec.
+// residentBytes returns the resident memory of this process, or 0 on a system without /proc. residentBytes does not use
+// Getrusage, because Getrusage returns the peak, which may even be the peak of the parent process before exec.
 func residentBytes() int64 {
 	text, _ := os.ReadFile("/proc/self/statm")
 	var all, resident int64

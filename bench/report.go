@@ -15,11 +15,11 @@ type Report struct {
 	Tables  []*Table          `json:"tables"`
 }
 
-// Table holds the figures of a suite, or of one case of a suite. It has a row per subject, and one sample per cell and
-// round. Write prints the medians.
+// Table holds the figures of a suite, or of one case of a suite. A table has a row per subject, and a cell has one
+// sample per round. Write prints the medians.
 type Table struct {
 	Name    string   `json:"name"`  // "stampede-hot"
-	Title   string   `json:"title"` // a sentence
+	Title   string   `json:"title"` // explains the figures, in a sentence or more
 	Columns []Column `json:"columns"`
 	Rows    []*Row   `json:"rows"`
 
@@ -41,7 +41,7 @@ type Row struct {
 	Samples map[string][]float64 `json:"samples"`
 }
 
-// Add adds a sample. Add ignores NaN, but adds the row.
+// Add adds a sample. If value is NaN, Add adds no sample, but still adds the row.
 func (t *Table) Add(subject, column string, value float64) {
 	r := t.row(subject)
 	if r == nil {
@@ -72,8 +72,8 @@ func (t *Table) Median(subject, column string) float64 {
 	return (s[(len(s)-1)/2] + s[len(s)/2]) / 2
 }
 
-// ratio returns the median of the ratios of each round. A slow phase of the machine affects both figures of a ratio
-// alike.
+// ratio divides the figure of a subject in each round by the figure of c.Per in the same round, and returns the median
+// of these ratios. So a slow phase of the machine affects both figures alike, and does not change the ratio.
 func (t *Table) ratio(subject string, c Column) float64 {
 	of, per := t.row(subject), t.row(c.Per)
 	if of == nil || per == nil {

@@ -15,7 +15,8 @@ import (
 	"github.com/refill-go/refill/internal/realtest"
 )
 
-// rig is one subject in this process. It counts the loads of the subject, and the commands that its Redis received.
+// rig is an open subject (a peer) in this process. A rig counts the loads of the subject, and the commands that the
+// Redis of the subject has received.
 type rig struct {
 	peers.Cache
 
@@ -29,7 +30,7 @@ type rig struct {
 // asideOfGets matches commands that set up or check a connection. rig does not count these commands.
 var asideOfGets = regexp.MustCompile(`^(auth|client\|.*|command|command\|.*|hello|ping|select)$`)
 
-// openRig opens a subject on an empty Redis. value is the load function; nil means product.
+// openRig opens a subject on an empty Redis. value makes the value that a load returns; nil means the function product.
 func openRig(
 	t testing.TB, redis *realtest.Redis, p peers.Peer, s peers.Settings, value func(key string) *peers.Product,
 ) (*rig, error) {
@@ -94,8 +95,8 @@ func (r *rig) work() (loads, commands int64) {
 	return r.loads.Load() - r.done, commands
 }
 
-// quiet returns when no further commands arrive at Redis. Callers need it because some peers write to Redis after Get
-// has returned.
+// quiet returns when no commands arrive at Redis any more. Some peers write to Redis after Get has returned, so a
+// caller must call quiet before it counts commands.
 func (r *rig) quiet() {
 	for before := int64(-1); r.redis != nil; {
 		_, now := r.work()
@@ -148,7 +149,8 @@ func costOf(took time.Duration, before, after *runtime.MemStats, gets int) cost 
 	}
 }
 
-// warm calls Get for all keys until no key misses L1, ten times at most. It returns the share of keys that still miss.
+// warm calls Get for all keys, ten times at most, until L1 answers every Get. warm returns the share of keys that L1
+// still does not have.
 func (r *rig) warm(ctx context.Context, keys []string) (missing float64, err error) {
 	if p, ok := r.Cache.(peers.Putter); ok {
 		all := make(map[string]*peers.Product, len(keys))

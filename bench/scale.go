@@ -31,7 +31,7 @@ func scale(ctx context.Context, b *bench) error {
 	return b.part(ctx, "scale-cluster", b.scaleCluster)
 }
 
-// scaleJob requests one hot key, of which stale values may be served.
+// scaleJob is a job with one hot key, whose stale values may be served.
 func (b *bench) scaleJob() job {
 	return job{
 		Peer: "refill", Jitter: -1, TTL: time.Second, StaleFor: staleFor, Load: 100 * time.Millisecond,
@@ -85,8 +85,8 @@ func (o *outcome) addScale(t *Table, subject string, expiries float64) {
 	}
 }
 
-// scaleCluster measures one server and a Cluster of three masters, first with one hot key, then with 30 keys, which are
-// spread over all masters.
+// scaleCluster measures a single server and a Cluster of three masters: first with one hot key, then with 30 keys. In
+// the Cluster, the 30 keys are spread over all masters.
 func (b *bench) scaleCluster(ctx context.Context) error {
 	j := b.scaleJob()
 	const many = 30
@@ -178,7 +178,7 @@ func (b *bench) scaleKeysTo(ctx context.Context, t *Table, n int) error {
 		}
 	}
 	t.Add(subject, "fill", float64(time.Since(began).Microseconds())/float64(n))
-	if n > 1000 { // with fewer keys, other memory dominates the figure
+	if n > 1000 { // with fewer keys, memory for other things would dominate the figure
 		t.Add(subject, "Redis bytes/entry", (usedMemory(ctx, rdb)-used)/float64(n))
 		t.Add(subject, "L1 bytes/entry", (heapBytes()-min(empty, heap))/float64(n))
 	}
@@ -206,8 +206,9 @@ func (b *bench) scaleKeysTo(ctx context.Context, t *Table, n int) error {
 	return nil
 }
 
-// timeGets first requests 4,096 random keys, and returns the share of them that L1 answered. Then it repeats these Gets
-// for length, and returns the mean time of a Get in ns.
+// timeGets first requests 4,096 random keys, and measures the share of these Gets that L1 answered. Then timeGets
+// repeats the same Gets for the time length, and measures the mean time of a Get. It returns both results, the time in
+// ns.
 func timeGets(
 	ctx context.Context, l *refill.Loader[string], keys []string, length time.Duration,
 ) (ns, hits float64, err error) {

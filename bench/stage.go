@@ -7,7 +7,7 @@ import (
 )
 
 // stage lets realtest start servers and processes outside of a test. realtest takes a testing.TB, but calls only the
-// methods that stage has. A failure ends the program.
+// methods that stage defines. Fatalf ends the program.
 type stage struct {
 	testing.TB
 
@@ -18,7 +18,7 @@ type stage struct {
 
 func newStage() *stage { return &stage{} }
 
-// sub returns a stage that can end before s.
+// sub returns a stage whose servers and processes can be ended before those of s.
 func (s *stage) sub() *stage { return &stage{up: s} }
 
 func (*stage) Helper()                    {}

@@ -10,10 +10,12 @@ import (
 
 // This suite measures one hot key in many processes, which is the main purpose of refill.
 
-// aCallerEvery is the time between two Gets of a caller. So 8 × 200 callers make 16,000 Gets a second.
+// aCallerEvery is the time from the begin of a caller's Get to the begin of its next Get. So 8 × 200 callers make
+// 16,000 Gets a second.
 const aCallerEvery = 100 * time.Millisecond
 
-// staleFor is the StaleFor of the jobs that allow stale values. It is so long that no value of these runs expires.
+// staleFor is the StaleFor of the jobs that allow stale values. staleFor is so long that a stale value is always
+// replaced before it expires.
 const staleFor = 10 * time.Second
 
 // A subject is a peer in one configuration.
@@ -35,7 +37,8 @@ func (b *bench) asTheyAre(fits func(peers.Peer) bool) (s []subject) {
 	return s
 }
 
-// withoutJitter adds refill without its default jitter. With jitter, refill has slightly more than one load per TTL.
+// After refill, withoutJitter adds a second subject: refill without its default jitter. Jitter shortens TTL, so with
+// jitter refill has slightly more than one load per TTL.
 func withoutJitter(all []subject) (s []subject) {
 	for _, one := range all {
 		s = append(s, one)
@@ -171,7 +174,7 @@ func (o *outcome) addTo(t *Table, subject string, j job) {
 // share returns part divided by of. If of is 0, share returns part.
 func share(part, of int64) float64 { return float64(part) / float64(max(1, of)) }
 
-// coldStart lets all callers request the same new key at the same moment, and then the next new key.
+// coldStart lets all callers request the same new key at the same moment, and then another new key, and so on.
 func (b *bench) coldStart(ctx context.Context) error {
 	j := job{
 		TTL: time.Minute, Load: 100 * time.Millisecond, For: b.length, Way: bursts, Callers: b.callers,
@@ -225,8 +228,9 @@ func (b *bench) killedLoader(ctx context.Context) error {
 	})
 }
 
-// nextLoad finds the first load that ended later than the moment after. It returns how long after that moment the load
-// began. It returns 0 if the load was already running, and -1 if there was no such load.
+// nextLoad finds, among the loads that ended later than the moment given as after, the load that began first. It
+// returns how long after that moment this load began, or 0 if the load was already running then. If there was no such
+// load, nextLoad returns -1.
 func nextLoad(loads []span, after int64) int64 {
 	next := int64(-1)
 	for _, l := range loads {

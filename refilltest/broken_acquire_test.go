@@ -9,7 +9,8 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// has reports whether a lease belongs to the token. With the given flaw, an awaited lease belongs to no token.
+// has reports whether a lease belongs to the token. If the place has the given flaw, an awaited lease belongs to no
+// token.
 func (n *node) has(lease *slot, token, flaw string) bool {
 	return lease.data == token && !(lease.awaited && n.is(flaw))
 }

@@ -27,7 +27,7 @@ type place struct {
 	tags      map[string]*brokenTag
 	listeners []*brokenListener
 	full      bool
-	lastNote  string // for the flaws note-stays and note-keeps-first
+	lastNote  string // the last note, for the flaws note-stays and note-keeps-first
 
 	silent atomic.Bool
 }

@@ -117,7 +117,8 @@ func (n *node) EnsureTags(ctx context.Context, reach, keep time.Duration, tags .
 	return err
 }
 
-// keepState makes a state live until the given moment, and replaces a foreign state. shortens and idle are flaws.
+// keepState makes a state live until the given moment, and replaces a foreign state. If shortens is true, keepState
+// also moves the end of the state closer. If idle is true, it does not move the end. Both are flaws.
 func (n *node) keepState(k *brokenTag, until time.Time, shortens, idle bool) {
 	if !idle && (shortens || k.until.Before(until)) {
 		k.until = until

@@ -32,9 +32,9 @@ import (
 )
 
 const (
-	long     = time.Minute     // a lease or claim that does not end within a case
-	patience = 5 * time.Second // how long an announcement or a wake-up may take
-	callTime = 30 * time.Second
+	long     = time.Minute      // a lease or claim that does not end within a case
+	patience = 5 * time.Second  // how long an announcement or a wake-up may take
+	callTime = 30 * time.Second // all calls of one case must end within this time
 )
 
 // defaultShort is the ttl of a lease whose end a case waits for. A few calls must fit into this time, even on a busy
@@ -104,7 +104,7 @@ func needs(t testing.TB, hook string, has bool) {
 	}
 }
 
-// fault returns a switch for hook. The end of the case switches the fault off.
+// fault returns a function that switches the fault of hook on or off. At the end of the case, fault switches it off.
 func fault(t testing.TB, hook func(bool)) (set func(bool)) {
 	now := false
 	set = func(on bool) {

@@ -97,7 +97,7 @@ func garbledLease(s *stores) {
 	}
 }
 
-// wantUsable demands that a fill can take the lease, with an end, and complete.
+// wantUsable demands that a fill can take the lease, that its lease has an end, and that the fill can publish.
 func (s *stores) wantUsable(mode driver.Mode) {
 	s.Helper()
 	s.wantAcquired(s.A, s.request(s.A, key, "a#1", long, mode))
@@ -240,8 +240,8 @@ func (s *stores) wantReplaced(put func()) {
 	}
 }
 
-// storeFull also accepts that the record is stored. Redis checks its memory only before the first write of a script,
-// and the first write of Publish frees memory.
+// storeFull accepts StoreFull, and also Stored with the record in the store. Redis checks its memory only before the
+// first write of a script. The first write of Publish frees memory, so the record may then fit.
 func storeFull(s *stores) {
 	needs(s, "StoreWorld.Full", s.Full != nil)
 	s.start(s.A, key, "a#1", long)

@@ -62,7 +62,7 @@ func invalidateDeletes(s *stores) {
 	s.publish(s.B, key, "b#2", s.record("b#2", "new"), driver.Stored)
 	s.wantValue(key, s.record("b#2", "new"))
 
-	s.start(s.A, key, "a#3", long) // until Publish, no other fill takes the claim
+	s.start(s.A, key, "a#3", long) // no other fill takes the claim, so only Invalidate ends it
 	s.invalidate(s.A, "a#4", key)
 	s.publish(s.A, key, "a#3", s.record("a#3", "old"), driver.Rejected)
 	s.wantValue(key, nil)
@@ -83,7 +83,7 @@ func expireRejectsLoads(s *stores) {
 	s.publish(s.B, key, "b#2", s.record("b#2", "new"), driver.Stored)
 	s.wantValue(key, s.record("b#2", "new"))
 
-	s.start(s.A, key, "a#3", long) // until Publish, no other fill takes the claim
+	s.start(s.A, key, "a#3", long) // no other fill takes the claim, so only Expire ends it
 	s.expire(s.A, "a#4", key)
 	s.publish(s.A, key, "a#3", s.record("a#3", "old"), driver.Rejected)
 

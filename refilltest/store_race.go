@@ -93,7 +93,8 @@ func (s *stores) calls(key, free string) []call {
 	}
 }
 
-// With these numbers the steps of different fills meet each other, and a laptop can still run the cases.
+// racers is how many nodes race, and rounds is how many fills each of them tries. These numbers are large enough that
+// steps of different fills interleave, and small enough for a laptop.
 const (
 	racers = 16
 	rounds = 25

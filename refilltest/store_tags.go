@@ -167,7 +167,7 @@ func (s *stores) wantUnknown(tags ...string) {
 // so that two moments differ.
 func (s *stores) moment() time.Time {
 	s.Helper()
-	const key, token = "clock:1", "clock#1" // a name without a subscription
+	const key, token = "clock:1", "clock#1" // no case subscribes to the name "clock"
 	s.pass(2 * time.Millisecond)
 	now := s.start(s.A, key, token, long).Now
 	s.release(s.A, key, token)
@@ -390,8 +390,8 @@ func tagsAgree(s *stores) {
 	}
 }
 
-// raceTags runs EnsureTags, InvalidateTags and ExpireTags at the same time on an unknown tag, because these calls
-// write most if the tag is unknown. Each call starts first in some rounds.
+// raceTags runs EnsureTags, InvalidateTags and ExpireTags at the same time on an unknown tag, because on an unknown tag
+// each of these calls writes a new state. Each call starts first in some rounds.
 func raceTags(s *stores) {
 	for r := range rounds {
 		tag, start := fmt.Sprintf("product:%d", r), s.moment()

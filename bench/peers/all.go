@@ -18,14 +18,14 @@ func All() []Peer {
 	}, limits...)
 }
 
-// remote is a go-redis client that reads and writes Products as JSON. Most peers use it.
+// remote is a go-redis client that reads and writes Products as JSON. Most peers use a remote.
 type remote struct {
 	*redis.Client
 	Settings
 }
 
-// dial returns the client that all peers on go-redis use. It has the defaults of go-redis, except that it obeys the
-// deadline of a ctx.
+// dial returns the client that all peers on go-redis use. The client has the defaults of go-redis, except that its
+// calls obey the deadline of their ctx.
 func dial(s Settings) remote {
 	return remote{redis.NewClient(&redis.Options{Addr: s.Redis, ContextTimeoutEnabled: true}), s}
 }

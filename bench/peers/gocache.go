@@ -55,8 +55,8 @@ func (c chainedCache) Close() error {
 	return errors.Join(c.LoadableCache.Close(), c.chain.Close(), c.remote.Close())
 }
 
-// jsonStore encodes values as JSON in Redis only. The library's own Marshaler would encode for L1 as well, and decode
-// on each hit.
+// jsonStore encodes values as JSON for Redis, but not for L1. With the Marshaler of the library, L1 would hold encoded
+// values as well, and each hit in L1 would decode a value.
 type jsonStore struct{ *redisstore.RedisStore }
 
 func (s jsonStore) GetWithTTL(ctx context.Context, key any) (any, time.Duration, error) {

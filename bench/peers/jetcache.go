@@ -16,8 +16,8 @@ var jet = Peer{
 	Open: openJet,
 }
 
-// jetRoom is the factor by which openJet enlarges L1. For each entry, jetcache also counts ristretto's overhead of 56
-// bytes, each byte as one more entry.
+// jetRoom is the factor by which openJet enlarges L1. jetcache gives ristretto a bound in entries, but ristretto adds
+// its overhead of 56 bytes to the cost of each entry. So each entry takes the room of 57 entries.
 const jetRoom = 64
 
 type jetCache struct {

@@ -14,7 +14,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A Putter takes all values at once. Without Put, a copy-on-write map would be copied for each key.
+// A Putter is a cache that can take all values at once. A copy-on-write map needs that, because otherwise the map would
+// be copied for each key.
 type Putter interface {
 	Put(all map[string]*Product)
 }
@@ -24,8 +25,8 @@ func limit(name, module, about string, open func(Settings) (Cache, error)) Peer 
 	return Peer{Name: name, Module: module, About: about, Local: true, Limit: true, Open: open}
 }
 
-// keep loads a value and gives it to put. Only misses use keep. On a hit, each Get below calls its table directly,
-// because a call through a function value would add to the measured time.
+// keep loads a value and gives it to put. Only misses call keep. The Get methods below look up hits in their tables
+// without a helper like keep, because a call through a function value would add to the measured time.
 func (s Settings) keep(ctx context.Context, key string, put func(string, *Product)) (*Product, error) {
 	p, err := s.Load(ctx, key)
 	if err == nil {
@@ -101,7 +102,7 @@ func (xsyncMap) Close() error { return nil }
 type cowMap struct {
 	Settings
 	table atomic.Pointer[map[string]*Product]
-	mu    sync.Mutex // serialises writers
+	mu    sync.Mutex // held by a writer; readers need no lock
 }
 
 func (c *cowMap) Get(ctx context.Context, key string) (*Product, error) {

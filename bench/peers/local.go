@@ -58,7 +58,7 @@ var hotLoading = Peer{
 		load := func(keys []string) (map[string]*Product, error) {
 			found := make(map[string]*Product, len(keys))
 			for _, key := range keys {
-				p, err := s.Load(context.Background(), key) // hot gives its loader no ctx
+				p, err := s.Load(context.Background(), key) // hot passes no ctx to its loader
 				if err != nil {
 					return nil, err
 				}

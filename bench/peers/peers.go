@@ -1,6 +1,6 @@
 // Package peers gives one interface to many ways to cache in front of a database: refill, its peers, caches written by
-// hand, and raw operations that no cache can beat. Each library is set up as its README says. All peers get the same
-// Settings.
+// hand, and raw operations that no cache can beat. Each library is set up as its README recommends. All peers get the
+// same Settings.
 package peers
 
 import (
@@ -25,14 +25,14 @@ type Product struct {
 // Load is the database query behind a cache.
 type Load func(ctx context.Context, key string) (*Product, error)
 
-// Settings is the job of a peer.
+// Settings are what a peer has to do: what to load, and how long to keep it.
 type Settings struct {
 	Load     Load
 	TTL      time.Duration // fresh for this long
-	StaleFor time.Duration // after TTL, peers with Stale serve a value this long while they refresh it; 0 = not at all
+	StaleFor time.Duration // peers with Stale: how long a value is served after TTL; 0 = not at all
 	Entries  int           // how many entries have to fit into L1
-	NoLocal  bool          // no L1; for peers that are Shared and Local, and can do without L1
-	Redis    string        // "host:port", for peers that are Shared; for refill, a Cluster has several, with commas
+	NoLocal  bool          // no L1; obeyed by peers that are Shared and Local, and can do without L1
+	Redis    string        // "host:port", for peers that are Shared; several, with commas: a Cluster (only refill)
 	Jitter   float64       // only refill uses it
 }
 

@@ -52,8 +52,8 @@ func testPeer(t *testing.T, p peers.Peer, noLocal bool) {
 	if got := get(); got.ID != "42" || got.Seq != 1 {
 		t.Fatalf("the first Get gives %+v", got)
 	}
-	// sturdyc stores a value after it has answered, so an early second Get may load again. get is repeated until it does
-	// not load.
+	// sturdyc stores a value in the background after it has answered, so a second Get may load again. So the test
+	// repeats get until a Get does not load.
 	for before := int64(0); before != loads.Load(); {
 		before = loads.Load()
 		get()
@@ -62,8 +62,8 @@ func testPeer(t *testing.T, p peers.Peer, noLocal bool) {
 	if got := get(); loads.Load() != before || p.Name != "goredis-get" && got.ID != "42" {
 		t.Fatalf("a later Get gives %+v, loads: %d, then %d", got, before, loads.Load())
 	}
-	// Invalidate and get are repeated until there is a load. rocks-weak answers with the old value before it loads.
-	// gocache may store the old value again after the Invalidate.
+	// The test repeats Invalidate and get until a Get loads. There are two reasons: rocks-weak answers with the old
+	// value before it loads, and gocache may store the old value again after the Invalidate.
 	if i, ok := c.(peers.Invalidator); ok {
 		for loads.Load() == before {
 			if err := i.Invalidate(t.Context(), "42"); err != nil {

@@ -48,7 +48,7 @@ func (c *pushedCache) receive() {
 		if json.Unmarshal([]byte(m.Payload), p) == nil {
 			select {
 			case c.box(p.ID) <- p:
-			default: // no Get has taken the previous value of this key
+			default: // the channel is full: no Get has taken the previous value of this key
 			}
 		}
 	}

@@ -31,15 +31,15 @@ type rocks struct {
 func openRocks(s Settings, strong bool) (Cache, error) {
 	o := rockscache.NewDefaultOptions()
 	o.StrongConsistency = strong
-	o.RandomExpireAdjustment = 0 // rockscache rounds TTL minus jitter down to seconds, so 1 s would become 0
+	o.RandomExpireAdjustment = 0 // no jitter: rockscache rounds TTL minus jitter down to seconds, so 1 s would become 0
 	r := dial(s)
 	return rocks{r, rockscache.NewClient(r.Client, o)}, nil
 }
 
 func (c rocks) Get(ctx context.Context, key string) (*Product, error) {
-	ttl := c.TTL + c.cache.Options.Delay // Fetch subtracts Delay
+	ttl := c.TTL + c.cache.Options.Delay // plus Delay, because Fetch subtracts Delay
 	text, err := c.cache.Fetch2(ctx, key, ttl, func() (string, error) {
-		p, err := c.Load(ctx, key) // in weak mode, perhaps after Get has returned
+		p, err := c.Load(ctx, key) // in weak mode, this may run after Get has returned
 		if err != nil {
 			return "", err
 		}

@@ -15,11 +15,12 @@ import (
 	_ "modernc.org/sqlite"
 )
 
-// poolSize is how many queries the database answers at a time. Further queries wait for a connection, as in production.
+// poolSize is how many connections the nodes together have to the database, and so how many queries run at a time.
+// Further queries wait for a connection, as in production.
 const poolSize = 50
 
 // rig stands between database/sql and the real driver, so that the nodes see an ordinary *sqlx.DB. The rig counts every
-// query. The fields delay and down make queries slow, or make them fail.
+// query. With delay and down, the program makes queries slow or makes them fail.
 type rig struct {
 	driver  driver.Driver
 	dsn     string
@@ -58,7 +59,7 @@ func (c *riggedConn) QueryContext(ctx context.Context, query string, args []driv
 }
 
 // openDatabase opens a database behind a rig. The dsn is postgres://… or a DSN of SQLite. If dsn is empty, the database
-// is an SQLite database in memory, which ends with its last connection.
+// is an SQLite database in memory, which is deleted when its last connection is closed.
 func openDatabase(dsn string) (*sqlx.DB, *rig, error) {
 	name := "postgres"
 	if !strings.HasPrefix(dsn, "postgres://") {

@@ -1,6 +1,6 @@
-// The quickstart program sends the same traffic to three nodes without refill and to three nodes with refill. Its
-// scenes are an expiry, a slow database and a failing database. It prints the results of each scene. It needs only
-// Go:
+// The quickstart program sends the same traffic to three nodes without refill and to three nodes with refill. The
+// scenes are an expiry, a slow database and a failing database. The program prints the results of each scene. To run
+// it, you need only Go:
 //
 //	go run ./examples/quickstart
 //
@@ -32,7 +32,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once
-	logging.Disable()            // of go-redis, because run returns the errors
+	logging.Disable()            // turns off the log of go-redis, because run returns the errors
 	var err error
 	if flag.NArg() > 0 {
 		err = fmt.Errorf("unexpected argument %q; -h shows the flags", flag.Arg(0))
@@ -47,10 +47,10 @@ func main() {
 
 // size says how large the scenes are. The test runs smaller scenes.
 type size struct {
-	requests int           // per scene and fleet
-	ttl      time.Duration // of the cache entry; real caches have minutes
-	query    time.Duration // of a query
-	slow     time.Duration // of a query when the database is slow
+	requests int           // how many requests each fleet gets in a scene
+	ttl      time.Duration // TTL of the cache entry; in production rather minutes
+	query    time.Duration // how long a query takes
+	slow     time.Duration // how long a query takes if the database is slow
 	outage   time.Duration // how long the database fails
 }
 
@@ -78,10 +78,10 @@ type demo struct {
 	database  *rig
 	fleets    [2]*fleet // without refill and with it
 	client    *http.Client
-	closeLast []func() error // in reverse order
+	closeLast []func() error // functions to call at the end, the last first
 }
 
-// run plays all scenes. It returns two reports per scene: without refill, and with refill.
+// run plays all scenes. For each scene, run returns two reports: the first without refill, the second with refill.
 func run(ctx context.Context, out io.Writer, redisAddr, dsn string, s size) (reports [][2]report, err error) {
 	d := &demo{size: s, out: out, client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: s.requests}}}
 	defer func() {
@@ -148,7 +148,7 @@ func (d *demo) start(ctx context.Context, redisAddr, dsn string) error {
 			return err
 		}
 	}
-	d.atEnd(func() error { return d.gone(context.WithoutCancel(ctx)) }) // removes the entries, for a Redis given by -redis
+	d.atEnd(func() error { return d.gone(context.WithoutCancel(ctx)) }) // empties a Redis given by -redis
 	fmt.Fprintf(d.out, "%d nodes without refill, %d with it; Redis at %s, %s. The same traffic for both.\n"+
 		"Answers are fresh, stale (the old value), or waited for the database.\n\n",
 		fleetSize, fleetSize, redisAddr, db.DriverName())
@@ -180,7 +180,7 @@ func (d *demo) serve(f *fleet, node http.Handler) error {
 
 func (d *demo) atEnd(f func() error) { d.closeLast = append(d.closeLast, f) }
 
-// pause sleeps for d. It returns ctx's error if ctx ends first.
+// pause sleeps for d. If ctx ends first, pause returns the error of ctx at once.
 func pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

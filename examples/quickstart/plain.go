@@ -34,7 +34,7 @@ func (n *plainNode) get(ctx context.Context, id string) (p product, err error) {
 	}
 	n.tally.waited.Add(1)
 	if b, err := json.Marshal(p); err == nil {
-		n.rdb.Set(ctx, plainKey(id), b, n.ttl) // after an error the next request tries again
+		n.rdb.Set(ctx, plainKey(id), b, n.ttl) // an error is ignored: the next request tries again
 	}
 	return p, nil
 }

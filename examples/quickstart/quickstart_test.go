@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// The test runs the program with smaller scenes, and checks what the program claims. With refill, a scene has one query
-// per expiry, or one per second of two nodes while the database fails, and no request fails. Without refill, a scene
-// has at least ten times as many queries. No goroutine is left behind.
+// The test runs the program with smaller scenes, and checks what the program claims. With refill, no request fails. A
+// scene has one query per expiry, or, while the database fails, one query per second on each of two nodes. Without
+// refill, a scene has at least ten times as many queries. No goroutine is left behind.
 func TestStory(t *testing.T) {
 	before := runtime.NumGoroutine()
 	s := size{

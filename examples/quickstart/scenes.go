@@ -96,8 +96,8 @@ func (s *scene) check(without, with report) error {
 	return nil
 }
 
-// expired fills the caches of both fleets, and waits until the entries are past their TTL. The requests also open all
-// connections.
+// expired fills the caches of both fleets, and waits until the entries are past their TTL. The requests that fill the
+// caches also open all connections.
 func (d *demo) expired(ctx context.Context) error {
 	for _, f := range d.fleets {
 		d.measure(ctx, f, 0)

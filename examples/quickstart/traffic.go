@@ -15,8 +15,8 @@ import (
 // tally counts how the requests of a fleet were answered.
 type tally struct{ fresh, stale, waited atomic.Int64 }
 
-// onEvent is Config.OnEvent. It counts Gets by outcome. Each Get is one event, and only these events have an outcome.
-// fire counts the failed requests.
+// onEvent is Config.OnEvent. onEvent counts Gets by outcome. Each Get causes one event with an outcome; all other
+// events have no outcome. Failed requests are counted by fire, not by onEvent.
 func (t *tally) onEvent(e refill.Event) {
 	switch e.Outcome {
 	case refill.OutcomeHit, refill.OutcomeShared: // from memory, or from Redis
@@ -43,7 +43,8 @@ func fire(ctx context.Context, client *http.Client, urls []string, n int, over t
 	began := time.Now()
 	for i := range n {
 		all.Go(func() {
-			// The latency counts from when the request was due, so that it includes delays in this program.
+			// The latency counts from the moment at which the request was due, so that delays in this program count as
+			// well.
 			due := began.Add(over * time.Duration(i) / time.Duration(n))
 			if pause(ctx, time.Until(due)) != nil || !ok(ctx, client, urls[i%len(urls)]) {
 				failed.Add(1)
@@ -67,6 +68,6 @@ func ok(ctx context.Context, client *http.Client, url string) bool {
 		return false
 	}
 	defer response.Body.Close()
-	_, err = io.Copy(io.Discard, response.Body) // the client can then use the connection again
+	_, err = io.Copy(io.Discard, response.Body) // reads to the end, so that the client can use the connection again
 	return err == nil && response.StatusCode == http.StatusOK
 }

@@ -23,10 +23,10 @@ var ErrOpen = errors.New("refill: the circuit breaker is open: the store did not
 // Breaker opens after openAfter slow failures in a row. While it is open, the steps of a refill fail at once, until a
 // probe is answered. The probes run on a goroutine of their own, so no caller waits for them.
 //
-// A failure that came within a tenth of the time-out does not count. It cost little time, and the server that sent it
-// may still answer reads. Examples are a full server and a replica. Renewals, invalidations and the subscription
-// bypass the breaker, because the Loader repeats them at intervals. Before the first try of an invalidation, it asks
-// Err.
+// A failure that came within a tenth of the time-out does not count, because such a failure cost little time, and its
+// server may still answer reads. Examples are the errors of a full server and of a replica. Renewals, invalidations and
+// the subscription bypass the breaker, because the Loader repeats them at intervals. Before the first try of an
+// invalidation, the Loader asks Err.
 //
 // Each Loader has its own Breaker. A Breaker keeps its state in memory, because it must not depend on the store that
 // it guards. The Breakers of one store share what health.go describes.
@@ -38,7 +38,7 @@ type Breaker struct {
 	onClosed func()
 
 	failed  atomic.Int32  // slow failures in a row
-	open    atomic.Bool   // set under mu, so that one probe runs; cleared by that probe
+	open    atomic.Bool   // set under mu, so that only one probe runs; cleared by that probe on an answer
 	recheck chan struct{} // holds one request to probe now
 
 	mu     sync.Mutex // guards closed and the start of a probe
@@ -48,8 +48,9 @@ type Breaker struct {
 	probes sync.WaitGroup // probes, and the calls that UnlessSuspect has left behind
 }
 
-// New returns a closed Breaker around s. onOpen and onClosed are called one after the other, on a goroutine of the
-// Breaker, without a mutex held.
+// New returns a Breaker around s that lets all calls through. When the Breaker opens, it calls onOpen with the last
+// failure. When it lets calls through again, it calls onClosed. The two are called one after the other, on a goroutine
+// of the Breaker, without a mutex held.
 func New(s driver.Store, timeout time.Duration, onOpen func(error), onClosed func()) *Breaker {
 	b := &Breaker{Store: s, timeout: timeout, onOpen: onOpen, onClosed: onClosed, recheck: make(chan struct{}, 1)}
 	b.ctx, b.stop = context.WithCancel(context.Background())
@@ -77,7 +78,7 @@ func (b *Breaker) trip(key string, err error) {
 		return
 	}
 	select {
-	case <-b.recheck: // requested before the breaker opened
+	case <-b.recheck: // drops a request from before the breaker opened
 	default:
 	}
 	b.open.Store(true)

@@ -92,7 +92,7 @@ func (s *store) EnsureTags(ctx context.Context, _, _ time.Duration, _ ...string)
 type world struct {
 	*Breaker
 	store   *store
-	changes []string // opened, closed
+	changes []string // "open" for each call of onOpen, "closed" for each call of onClosed
 }
 
 func newWorld(t *testing.T, took time.Duration) *world {

@@ -20,22 +20,22 @@ var ErrSuspect = errors.New("refill: the store is suspect: its last call was not
 
 // health is what is known about one store. The first Breaker of the store makes it, and the last Close ends it.
 type health struct {
-	store    driver.Store // key in shared.health; a store that cannot be a key is wrapped, and so has one Breaker
+	store    driver.Store // the key in shared.health; a store that cannot be a map key is wrapped anew for each Breaker
 	breakers int          // guarded by shared.mu
 
 	suspect atomic.Bool  // changes under mu
-	opened  atomic.Int32 // open Breakers; their probes also end a suspicion
+	opened  atomic.Int32 // how many Breakers are open; their probes also end a suspicion
 
 	recheck chan struct{}   // holds one request to probe now
 	ctx     context.Context // of the probes
 	stop    context.CancelFunc
 	probes  sync.WaitGroup
 
-	mu    sync.Mutex // guards all below, and the start of a probe
-	ended bool
+	mu    sync.Mutex    // guards all below, and the start of a probe
+	ended bool          // the last Breaker has closed, so no probe may start
 	begun chan struct{} // closed while the store is suspect
 	over  chan struct{} // closed when the suspicion ends
-	said  map[any]bool  // see Breaker.Once
+	said  map[any]bool  // true for what Once has been called with since its last Reset
 }
 
 // shared holds the health of every store that has a Breaker in this process.
@@ -88,7 +88,7 @@ func (h *health) doubt(key string, timeout time.Duration) {
 		return
 	}
 	select {
-	case <-h.recheck: // requested before the suspicion began
+	case <-h.recheck: // drops a request from before the suspicion
 	default:
 	}
 	h.suspect.Store(true)
@@ -182,8 +182,9 @@ func UnlessSuspect[T any](b *Breaker, suspect <-chan struct{}, call func() (T, e
 // maxSaid bounds the memory of Once.
 const maxSaid = 64
 
-// Once reports whether what is said about the store for the first time, by any Breaker of the store in this process.
-// So the log has one line for the ten Loaders of one store. Reset(what) makes the next Once(what) true again.
+// Once returns true for the first call with a value of what, counted over all Breakers of the store in this process.
+// what stands for a message of the log. So the log has one line if ten Loaders of one store notice the same.
+// Reset(what) makes the next Once(what) true again.
 func (b *Breaker) Once(what any) bool {
 	h := b.health
 	h.mu.Lock()
@@ -192,7 +193,7 @@ func (b *Breaker) Once(what any) bool {
 		return false
 	}
 	if len(h.said) >= maxSaid {
-		clear(h.said) // some things are then said twice
+		clear(h.said) // so some messages are logged twice
 	}
 	h.said[what] = true
 	return true

@@ -78,7 +78,8 @@ func callErr(b *Breaker, key string, f func() error) error {
 	return err
 }
 
-// first returns the key for the probe after a call with many keys. If the call is about tags, it is a tag, see ask.
+// first returns the key that the probe asks for, after a call with many keys has failed. If the call is about tags,
+// that key is a tag, see ask.
 func first(keys []string) string {
 	if len(keys) == 0 {
 		return ""

@@ -14,10 +14,10 @@ import (
 type Calls[K comparable, R any] struct {
 	call func(keys []K) (R, error)
 
-	group   sync.WaitGroup // of the goroutines that run makes
-	mu      sync.Mutex     // guards the next two
-	running bool
-	next    *shared[K, R] // the call after the running one; nil if no caller has come
+	group   sync.WaitGroup // of the goroutines that execute run
+	mu      sync.Mutex     // guards running and next
+	running bool           // a goroutine executes run, or is about to
+	next    *shared[K, R]  // the call after the running one; nil if no caller has come
 }
 
 // shared is one call, while it collects callers and while it runs.

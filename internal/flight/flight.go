@@ -42,20 +42,20 @@ type Flight[A, M any] struct {
 
 	done     chan struct{} // closed when the flight has ended; final and finished are read only after that
 	final    A
-	finished bool // final is set
+	finished bool // Finish was called, so final is valid
 
-	timer *time.Timer // delivers a prepared answer, unless the call delivers one first
+	timer *time.Timer // delivers the answer of DeliverAfter, unless another answer comes first; nil = not called
 
 	// Guarded by group.mu.
 	waiters    int  // callers that have joined and not left
-	insisting  int  // the waiters that joined with Final
+	insisting  int  // how many of the waiters joined with Final
 	late       bool // MarkLate was called
 	background bool // the flight goes on without waiters
 	hurried    bool // an urgent caller has joined
 
 	// Listen makes these three channels. Most flights never need them.
-	eased  chan struct{} // holds one signal that the flight may have become unawaited
-	inbox  chan M        // messages are hints, so a full inbox may drop them
+	eased  chan struct{} // gets a signal when the flight may have become Unawaited
+	inbox  chan M        // messages about the key; a full inbox drops messages, because they are hints
 	urgent chan struct{} // closed when an urgent caller has joined
 }
 
@@ -137,8 +137,7 @@ func (f *Flight[A, M]) delivered() bool {
 // Leave is called once by each Waiter and Latecomer, and by each Leader that did not join with Background. want is what
 // the caller joined with. When the last caller leaves a flight that is not in the background, Leave cancels the flight
 // and keeps later callers from joining it, in one act. Otherwise a later caller could join a flight that is already
-// cancelled. The later caller would then get a cancellation although it has time left. Tailscale had this bug
-// (tailscale issue 18919).
+// cancelled. The later caller would then get a cancellation although it has time left.
 func (f *Flight[A, M]) Leave(want Want) {
 	g := f.group
 	g.mu.Lock()

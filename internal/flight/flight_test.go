@@ -282,7 +282,8 @@ func TestAdmit(t *testing.T) {
 }
 
 // Close must end the context of a background flight without waiters. It must not end the context of a flight with
-// waiters. That context ends when the last waiter leaves, if the flight is in the background, or by Abort.
+// waiters. After Close, the context of a background flight must end when its last waiter leaves. Abort must end every
+// context.
 func TestClose(t *testing.T) {
 	g := newGroup()
 	idle := join(t, g, Background, Leader)

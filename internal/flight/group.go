@@ -15,7 +15,7 @@ type Group[A, M any] struct {
 	maxWaiters int64
 	waiting    atomic.Int64 // callers between Admit and Depart
 
-	closed atomic.Bool   // no new flights; written under mu
+	closed atomic.Bool   // set by Close, under mu; then no new flight starts
 	done   chan struct{} // closed when the group is closed and no flight runs
 
 	mu        sync.Mutex                            // guards all below, and the fields of a Flight that name it
@@ -59,7 +59,7 @@ type Role uint8
 const (
 	// None: a caller with Background found a flight, so it has nothing to do.
 	None Role = iota
-	// Leader: the caller has started the flight, and calls Launch or End. A caller that did not join with Background
+	// Leader: the caller has started the flight, and calls Launch or End. A Leader that did not join with Background
 	// also waits and leaves like a Waiter.
 	Leader
 	// Waiter: the caller has joined a flight. The caller calls Wait, and Leave at the end.
@@ -89,9 +89,10 @@ func (g *Group[A, M]) Admit(exempt bool) error {
 // Depart ends the count of an admitted caller. Each admitted caller calls Depart once, when it no longer waits.
 func (g *Group[A, M]) Depart() { g.waiting.Add(-1) }
 
-// Join joins the flight of key, or starts one if there is none. A caller that wants an Answer or Final does not join
-// a flight that was started for a Refresh, because that flight does not answer with a stored value. Join starts
-// another flight for this caller. If urgent is set, the call of the flight learns of it through [Flight.Urgent].
+// Join joins the flight of key, or starts one if there is none. A caller that wants an Answer or Final does not join a
+// flight that was started for a Refresh, because that flight does not answer with a stored value. Join starts another
+// flight for this caller. That flight takes the place of the first one for later callers. If urgent is set, the call of
+// the flight learns of it through [Flight.Urgent].
 func (g *Group[A, M]) Join(
 	ctx context.Context, key string, want Want, urgent bool,
 ) (f *Flight[A, M], role Role, err error) {

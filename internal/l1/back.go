@@ -42,8 +42,8 @@ func (t *backTable[T]) setUp(cfg *ristretto.Config[uint64, *Entry[T]]) (err erro
 	return err
 }
 
-// enter counts a call at the gate of a key. After the call of ristretto, the caller of enter calls g.left.Add(1).
-// enter returns nil if the cache is off or closed. n is the number of calls that have passed the gate.
+// enter counts a call at the gate of a key. After the call of ristretto, the caller of enter calls g.left.Add(1). enter
+// returns nil if the cache is off or closed. n is the number of calls that have passed the gate, this call included.
 func (t *backTable[T]) enter(hash uint64) (g *gate, n uint64) {
 	if t.cache == nil {
 		return nil, 0

@@ -13,8 +13,8 @@ const (
 
 // Epoch says when a read of a key began. It consists of counters of events, not of times.
 type Epoch struct {
-	Key          uint32 // raised by each invalidation of the key
-	subscription uint32
+	Key          uint32 // counts the invalidations of the key and of all other keys of its stripe
+	subscription uint32 // Cache.subscription when the read began, or notSubscribed
 	Tags         uint64 // how many invalidations of tags there were
 }
 
@@ -57,7 +57,8 @@ func (c *Cache[T]) notInvalidated(hash uint64, e *Entry[T]) bool {
 	return e.Epoch.Key == c.stripes[hash%keyStripes].Load() && !c.TagInvalidated(e)
 }
 
-// Invalidate makes the entry of key invalid. An entry whose read has already begun will also be invalid.
+// Invalidate makes the entry of key invalid. If a read of key has already begun, the entry made from that read will
+// also be invalid.
 func (c *Cache[T]) Invalidate(key string) {
 	h := c.Hash(key)
 	c.stripes[h%keyStripes].Add(1)
@@ -69,8 +70,8 @@ func (c *Cache[T]) Invalidate(key string) {
 // because values that were invalidated needlessly are merely read again.
 func (c *Cache[T]) tagStripe(tag string) uint16 { return uint16(c.Hash(tag) % tagStripes) }
 
-// InvalidateTag makes entries with the tag invalid. Entries with the tag whose read has already begun will also be
-// invalid.
+// InvalidateTag makes entries with the tag invalid. If a read has already begun, an entry with the tag made from that
+// read will also be invalid.
 func (c *Cache[T]) InvalidateTag(tag string) {
 	c.tagMu.Lock()
 	defer c.tagMu.Unlock()

@@ -11,7 +11,7 @@ type hotTable[T any] struct {
 	slots []atomic.Pointer[Entry[T]] // a power of two
 	room  int64                      // upper bound of used
 	used  atomic.Int64               // sum of costs; above room only while entries are being evicted
-	hand  atomic.Uint64              // the slot that was evicted last
+	hand  atomic.Uint64              // modulo len(slots): the slot that was evicted last
 }
 
 func (t *hotTable[T]) setUp(slots int, room int64) {

@@ -1,6 +1,6 @@
-// Package l1 is the memory of one process: decoded values by key. A small lock-free table stands in front of
-// ristretto. The table holds what was just loaded, because ristretto returns a new key only after a while, and may
-// reject the key. The table also holds the hottest keys, because the shard locks of ristretto cost more than all
+// Package l1 is the memory of one process: decoded values by key. A small lock-free table stands in front of the cache
+// library ristretto. The table holds what was just loaded, because ristretto returns a new key only after a while, and
+// may reject the key. The table also holds the hottest keys, because the shard locks of ristretto cost more than all
 // other work of a hit.
 //
 // An entry carries the [Epoch] of its key, noted before the read of the entry's value began. Every invalidation
@@ -36,13 +36,13 @@ type Cache[T any] struct {
 
 	hot     hotTable[T]
 	back    backTable[T]
-	byBytes bool  // costs count bytes, not entries
-	minCost int64 // least cost of an entry, so that Bytes also bounds the number of entries
+	byBytes bool  // the cost of an entry is its size in bytes; if false, it is 1
+	minCost int64 // least cost of an entry; with it, the bound on the sum of costs also bounds the number of entries
 
 	stripes      [keyStripes]atomic.Uint32 // raised to invalidate a key; the keys of its stripe share this counter
 	tagStripes   [tagStripes]atomic.Uint64 // tagEpoch at the last invalidation of a tag of the stripe
 	tagEpoch     atomic.Uint64             // how many invalidations of tags there were
-	tagMu        sync.Mutex                // one invalidation of a tag at a time
+	tagMu        sync.Mutex                // held by InvalidateTag, so that one runs at a time
 	subscription atomic.Uint32             // raised to invalidate all entries; odd = announcements can be received
 }
 
@@ -53,13 +53,13 @@ type Entry[T any] struct {
 	Epoch      Epoch
 	ServeUntil atomic.Int64 // the entry is a hit before this moment; 0 = another node has a newer value
 	NotBefore  int64        // no hit while the clock is before this moment, because the clock was then set back
-	touched    atomic.Int64 // when ristretto last learned that the entry is in use
+	touched    atomic.Int64 // tick at which ristretto last learned that the entry is in use
 	tags       *[]uint16    // stripes of its tags; nil for none
 	Data       T
 
 	TrustUntil int64        // after this moment, this process may have missed a change by another node
 	RefreshAt  atomic.Int64 // no background refresh before this moment
-	cost       int64
+	cost       int64        // what the entry counts toward the bound of a table: 1, or its bytes if Cache.byBytes
 }
 
 // New returns an empty Cache. Close ends its goroutines.
@@ -80,7 +80,7 @@ func (c *Cache[T]) setUp(cfg Config) error {
 	if byBytes { // no more entries than fit into Bytes
 		cfg.Entries = int(min(int64(cfg.Entries), max(1, cfg.Bytes/c.overhead())))
 	}
-	slots := 1 // a quarter of the entries at most, so that both levels together keep the bound
+	slots := 1 // at most a quarter of Entries, because hot table and ristretto share the bound
 	for slots*8 <= cfg.Entries && slots < maxHot {
 		slots *= 2
 	}
@@ -110,8 +110,9 @@ const maxCounters = 1 << 24
 // overhead returns how many bytes an entry takes at least: the Entry, and its places in ristretto and in the hot table.
 func (c *Cache[T]) overhead() int64 { return allocated(int(unsafe.Sizeof(Entry[T]{}))) + perItem }
 
-// perItem is how many bytes ristretto and the hot table need for an entry: 56 in the table of ristretto and 16 in its
-// policy, both in maps that are about half full, and its counters.
+// perItem is how many bytes ristretto and the hot table need for an entry. An entry takes 56 bytes in the table of
+// ristretto and 16 in its policy. Both are maps that are about half full, so these bytes count twice. The rest is for
+// the counters and the slot.
 const perItem = 200
 
 // Fresh returns the entry of key if the entry can be served as fresh, and nil otherwise. Fresh is the whole path of a
@@ -218,7 +219,7 @@ func (c *Cache[T]) Put(e *Entry[T], size int64) {
 	c.back.put(h, e)
 }
 
-// Hash returns a hash of s. The hashes of two Caches differ.
+// Hash returns a hash of s. Another Cache returns another hash of s.
 func (c *Cache[T]) Hash(s string) uint64 { return maphash.String(c.seed, s) }
 
 // Close ends the goroutines. Other methods may run during Close and after it. After Close, Put and Get use only the hot

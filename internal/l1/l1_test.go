@@ -85,7 +85,7 @@ func TestEpochs(t *testing.T) {
 		t.Error("Invalidate has no effect")
 	}
 	e = fresh("k")
-	c.SetSubscribed(true) // the subscription works already
+	c.SetSubscribed(true) // no change, because the subscription works already
 	if !c.Valid(e) {
 		t.Error("a second SetSubscribed(true) invalidates")
 	}

@@ -35,10 +35,10 @@ func SizeOf[V any](v *V, record []byte) int64 {
 // plan says how to find what a value of a type refers to.
 type plan struct {
 	kind   reflect.Kind
-	flat   bool  // values of the type refer to nothing
-	size   int   // of a value itself
-	key    *plan // of a map
-	elem   *plan // of a slice, array, map or pointer
+	flat   bool  // a value of the type refers to no other memory
+	size   int   // of a value itself, in bytes
+	key    *plan // of the keys; only for a map
+	elem   *plan // of the elements; only for a slice, array, map or pointer
 	fields []fieldPlan
 }
 
@@ -56,7 +56,7 @@ func planOf(t reflect.Type) *plan {
 	}
 	made := map[reflect.Type]*plan{}
 	makePlan(t, made)
-	for t, p := range made { // only now, because other goroutines must not use an incomplete plan
+	for t, p := range made { // stored only when all are complete, because other goroutines may use them at once
 		plans.LoadOrStore(t, p)
 	}
 	return made[t]
@@ -74,7 +74,7 @@ func makePlan(t reflect.Type, made map[reflect.Type]*plan) *plan {
 	case reflect.Slice:
 		p.elem = makePlan(t.Elem(), made)
 	case reflect.Pointer:
-		if p.flat = t == reflect.TypeFor[*time.Location](); !p.flat { // all times share few locations
+		if p.flat = t == reflect.TypeFor[*time.Location](); !p.flat { // not counted: all times share few locations
 			p.elem = makePlan(t.Elem(), made)
 		}
 	case reflect.Map:
@@ -99,7 +99,7 @@ func makePlan(t reflect.Type, made map[reflect.Type]*plan) *plan {
 type meter struct {
 	record []byte
 	shared bool // a part of the value shares the memory of record
-	visits int
+	visits int  // how many parts of the value were looked at
 }
 
 // refs returns how many bytes v refers to. samples bounds how many elements of v are looked at.
@@ -179,8 +179,8 @@ func (m *meter) boxed(v reflect.Value, samples int) int64 {
 }
 
 // table returns the size of a map and of what its keys and elements refer to. A map has groups of 8 places, and one
-// byte per place. A map of more than 8 keys has a power of two of places, or several tables of 1,024 places. A seventh
-// of the places or more is free.
+// byte per place. A map of up to 8 keys has one group. A larger map has a power of two of places, or several tables of
+// 1,024 places, and an eighth of its places or more is free.
 func (m *meter) table(p *plan, v reflect.Value, samples int) (n int64) {
 	if v.IsNil() {
 		return 0

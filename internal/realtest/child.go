@@ -18,19 +18,19 @@ import (
 	"time"
 )
 
-// These environment variables make a test binary a child. They hold the name of the child's function and its
-// arguments.
+// If envChild is set, a test binary acts as a child and runs no tests. envChild holds the name of the child's function,
+// and envArgs the arguments of that function.
 const (
 	envChild = "REFILL_REALTEST_CHILD"
 	envArgs  = "REFILL_REALTEST_ARGS"
 )
 
-// linesAhead is how many lines of a child may wait until the test reads them. A child that writes more lines has to
-// wait.
+// linesAhead is how many lines of a child may wait until the test reads them. If a child writes more lines, it blocks
+// until the test has read some of them.
 const linesAhead = 4096
 
 var (
-	children = map[string]ChildFunc{} // written before Main, only read afterwards
+	children = map[string]ChildFunc{} // by name; written before Main, only read afterwards
 	mainRuns bool                     // Main was called in this process
 )
 
@@ -64,7 +64,7 @@ func Main(m interface{ Run() int }) {
 func runChild(name string) int {
 	flag.Parse() // testing.Short panics before flag.Parse
 	out := json.NewEncoder(os.Stdout)
-	os.Stdout = os.Stderr // a stray print must not mix with the lines
+	os.Stdout = os.Stderr // a stray print must not get between the lines for Next
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin) // returns after Stop, or when the test binary has ended
@@ -92,12 +92,12 @@ type Proc struct {
 	lines  chan json.RawMessage // closed at the end of the child's output
 	stdin  io.Closer            // closing it ends the child's context
 	stderr string               // the name of the file with what the child printed
-	judged bool                 // the test knows how the child ended, or killed the child
+	judged bool                 // the test has learned how the child ended (Wait, Stop), or has killed the child
 }
 
-// StartChild starts the function registered under name in its own process. The function receives args as JSON, at
-// most 100 KB. The child is killed at the end of the test. The test fails if the child finds a data race. It also
-// fails if the child failed by itself and the test called neither Wait nor Stop.
+// StartChild starts the function registered under name in its own process. The function receives args as JSON, at most
+// 100 KB. The child is killed at the end of the test. The test fails if the child finds a data race, and if the child
+// failed by itself and the test called neither Wait nor Stop.
 func StartChild(t testing.TB, name string, args any) *Proc {
 	t.Helper()
 	if !mainRuns || children[name] == nil {
@@ -125,8 +125,8 @@ func (p *Proc) start(t testing.TB, name, args string) error {
 		return err
 	}
 	defer func() { _ = stderr.Close() }()
-	// The pipes come from os.Pipe. exec.Cmd would close its own pipes at the end of the process, while they may hold
-	// lines.
+	// The pipes come from os.Pipe. exec.Cmd would close its own pipes at the end of the process, although these pipes
+	// may still hold lines that read has not read.
 	in, stdin, err := os.Pipe()
 	if err != nil {
 		return err
@@ -159,8 +159,8 @@ func (p *Proc) read(stdout io.ReadCloser) {
 	}
 }
 
-// Next decodes the next line of the child into v. It fails the test if no line comes within 30 s, or if the output
-// has ended.
+// Next decodes the next line of the child into v. Next fails the test if no line comes within 30 s, or if the output of
+// the child has ended.
 func (p *Proc) Next(v any) {
 	p.t.Helper()
 	if !p.NextWithin(v, waitLimit) {
@@ -168,8 +168,8 @@ func (p *Proc) Next(v any) {
 	}
 }
 
-// NextWithin decodes the next line of the child into v. It returns false if no line comes within d, or if the output
-// has ended.
+// NextWithin decodes the next line of the child into v. NextWithin returns false if no line comes within d, or if the
+// output of the child has ended.
 func (p *Proc) NextWithin(v any, d time.Duration) bool {
 	p.t.Helper()
 	timer := time.NewTimer(d)
@@ -188,7 +188,7 @@ func (p *Proc) NextWithin(v any, d time.Duration) bool {
 	}
 }
 
-// Stop ends the context of the child and waits until the child has ended. It returns the same as [Proc.Wait].
+// Stop ends the context of the child and waits until the child has ended. Stop returns the same error as [Proc.Wait].
 func (p *Proc) Stop() error {
 	p.t.Helper()
 	_ = p.stdin.Close()

@@ -18,7 +18,7 @@ func init() {
 	Child("echo", echo)
 	Child("count", count)
 	Child("fail", func(context.Context, json.RawMessage, *json.Encoder) error {
-		fmt.Println("a stray print") // must not mix with the lines
+		fmt.Println("a stray print") // must not get between the lines for Next
 		return errors.New("it went wrong")
 	})
 	Child("race", func(_ context.Context, _ json.RawMessage, out *json.Encoder) error {
@@ -152,7 +152,7 @@ func TestGrandchildDiesWithChild(t *testing.T) {
 	var pid int
 	child.Next(&pid)
 	child.Kill()
-	ended := func() bool { // a zombie has ended too: its parent is gone and cannot wait for it
+	ended := func() bool { // a zombie has ended too; nothing waits for it, because its parent is gone
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		return err != nil || strings.Contains(string(stat), ") Z ")
 	}

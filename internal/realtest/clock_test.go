@@ -16,8 +16,9 @@ import (
 	"github.com/refill-go/refill/internal/realtest"
 )
 
-// The tests of this file set the wall clock of Redis, because a test cannot set the clock of a Go process. Only the
-// difference between the clocks of Redis and of a node counts. So these tests also cover nodes with a wrong clock.
+// The tests of this file set the wall clock of Redis, because a test cannot set the clock of a Go process. refill is
+// affected only by the difference between the clock of Redis and the clock of a node. So these tests also cover nodes
+// with a wrong clock.
 
 // timeOf returns the time that a server reports.
 func timeOf(t *testing.T, r *realtest.Redis) time.Time {
@@ -92,9 +93,9 @@ func TestFirstGetsOfANodeWithAWrongClock(t *testing.T) {
 	}
 }
 
-// The clock of Redis is set by an hour under traffic, as a first NTP reply does. No Get may fail, hang, or return a
-// value that is too old. Each node may make at most two extra loads until it knows the new time. After that there
-// must be one load per expiry.
+// Under traffic, the clock of Redis is set forward or back by an hour, as a first NTP reply may do. No Get may fail,
+// hang, or return a value that is too old. Each node may make at most two extra loads until it knows the new time.
+// After that there must be one load per expiry.
 func TestClockIsSetUnderTraffic(t *testing.T) {
 	for _, by := range []time.Duration{time.Hour, -time.Hour} {
 		t.Run(fmt.Sprint(by), func(t *testing.T) {
@@ -120,9 +121,10 @@ func TestClockIsSetUnderTraffic(t *testing.T) {
 	}
 }
 
-// The clock of Redis is set back by an hour after two values were loaded. Redis then keeps these values an hour
-// longer. No node may serve them after their TTL: neither a node that has a value in L1, nor a node that reads a
-// value from Redis for the first time. Both nodes learn the new time from the load of another key.
+// The clock of Redis is set back by an hour after two values were loaded. Redis then keeps these values an hour longer.
+// No node may serve them after their TTL: neither a node that has a value in L1, nor a node that reads a value from
+// Redis for the first time. Before that, each of the two nodes loads another key, and so learns the new time from the
+// reply of Redis.
 func TestClockSetBackEndsValues(t *testing.T) {
 	server, clock := realtest.StartRedisWithClock(t, 0)
 	const ttl = time.Second

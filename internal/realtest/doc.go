@@ -1,7 +1,7 @@
-// Package realtest starts real servers and real processes for tests, and injects faults. Realtest is a separate
-// module, so that no dependency of a test reaches the go.mod of a user. A test that needs a real server belongs to
-// this module, to examples/ or to bench/. It does not belong to the root module, because the root module does not
-// require realtest.
+// Package realtest starts real servers and real processes for tests, and injects faults. Realtest is a separate module,
+// so that no dependency of a test reaches the go.mod of a user. A test that needs a real server belongs to this module,
+// to examples/ or to bench/. Such a test cannot be in the root module, because the root module does not require
+// realtest.
 //
 // # A server
 //
@@ -27,16 +27,16 @@
 //
 //	s := realtest.StartSentinel(t)
 //	rdb := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: s.MasterName(), SentinelAddrs: s.Addrs()})
-//	s.CutReplicas() // what is written to the master from now on is lost with it
+//	s.CutReplicas() // later writes reach only the master, and are lost when it is killed
 //	old := s.KillMaster()
 //	s.ThawReplicas()
 //	next := s.NextMaster(old)
-//	next = s.Failover() // of a healthy master
+//	next = s.Failover() // replaces a healthy master
 //
 //	c := realtest.StartCluster(t, 3, 1) // three masters with one replica each
 //	rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs()})
 //	master := c.NodeFor("some key")
-//	m := c.OpenSlot(c.Slot("some key"), c.NodeFor("another")) // ASK for single keys, TRYAGAIN for several
+//	m := c.OpenSlot(c.Slot("some key"), c.NodeFor("another")) // now single keys get ASK, several TRYAGAIN
 //	m.Finish()
 //	master.Kill()
 //	next := c.NextMaster("some key", master)
@@ -68,7 +68,7 @@
 //		child := realtest.StartChild(t, "node", server.Addr())
 //		var e event
 //		child.Next(&e)  // the next line; fails the test if there is none
-//		child.Freeze()  // Thaw, Kill, Pid: as for a server
+//		child.Freeze()  // a child has Thaw, Kill and Pid as well, like a server
 //		child.Thaw()
 //		err := child.Stop() // ends its ctx and waits; Wait only waits
 //	}
@@ -86,14 +86,14 @@
 //	proxy.Delay(20 * time.Millisecond) // each reply arrives so much later
 //	proxy.LoseMessages("RN1 ")         // messages that contain this are dropped, silently
 //	cut := proxy.CutReply("RF1", 20)   // the next reply that contains this is cut after 20 bytes
-//	proxy.BlackHole()                  // nothing passes, no connection is cut
+//	proxy.BlackHole()                  // nothing passes, but no connection is cut
 //	proxy.Reset()                      // cut all connections, accept new ones
 //	proxy.Refuse()                     // cut all connections, refuse new ones
 //	proxy.Heal()
 //
 // # Rules
 //
-// A test does not sleep for a fixed time. It waits, up to a limit, until a condition holds. This package sends signals
-// only to processes that it started, by their id. A test calls the methods that can fail the test only on the test's
-// own goroutine.
+// A test does not sleep for a fixed time, but waits, up to a limit, until a condition holds. This package sends signals
+// only to processes that it started, by their id. A method of this package that can fail the test may be called only on
+// the goroutine of the test.
 package realtest

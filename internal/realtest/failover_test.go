@@ -23,14 +23,14 @@ import (
 )
 
 // The tests of this file inject faults into the servers under Loaders: masters that are replaced, slots that move,
-// replicas, restarts, stalls. A server that is replaced may have acknowledged writes that its successor never
-// received. So two nodes may hold the same lease. Then there may be an extra load, but an older value must not
-// replace a newer value.
+// replicas, restarts, stalls. A server that is replaced may have acknowledged writes that its successor never received,
+// for instance a lease. So two nodes may hold the lease of one key. In that case both nodes may load, but an older
+// value must not replace a newer value.
 
 // A farm is several nodes in this process, each with its own client, and the database that they load from.
 type farm struct {
 	t       testing.TB
-	base    time.Time
+	base    time.Time     // when newFarm was called
 	version atomic.Int64  // what the database holds under every key
 	took    time.Duration // the length of a load
 	nodes   []*farmNode
@@ -41,7 +41,7 @@ type farm struct {
 	loads []farmLoad // sorted by began
 }
 
-// farmLoad is one load. ended is zero while it runs.
+// farmLoad is one load. ended is zero while the load runs.
 type farmLoad struct {
 	node         *farmNode
 	key          string
@@ -62,8 +62,8 @@ type farmNode struct {
 	warnings   []string
 }
 
-// longTTL is the TTL of keys that begin with "long". It outlasts every test, so only an invalidation replaces the
-// values of these keys.
+// longTTL is the TTL of keys that begin with "long". longTTL is longer than every test, so only an invalidation
+// replaces the values of these keys.
 const longTTL = time.Minute
 
 // newFarm makes n nodes and waits until each node has subscribed. At the end of the test, the Close of each node
@@ -209,8 +209,8 @@ func (f *farm) mostAtOnce() (most int) {
 	return most
 }
 
-// withLease removes the loads that a node began without a lease because the store did not answer in time. A node has to
-// load then. On a busy machine, a healthy store may also answer too late.
+// withLease returns loads without those that a node began without a lease. A node loads without a lease if the store
+// does not answer in time. Such loads are allowed, because on a busy machine even a healthy store may answer too late.
 func withLease(loads []farmLoad) []farmLoad {
 	return slices.DeleteFunc(slices.Clone(loads), func(x farmLoad) bool {
 		x.node.mu.Lock()
@@ -221,8 +221,8 @@ func withLease(loads []farmLoad) []farmLoad {
 	})
 }
 
-// oneLoadPerExpiry waits for n loads of a key. It fails the test if two of these loads overlap, or if a load begins
-// within the TTL of the load before it.
+// oneLoadPerExpiry waits for n loads of a key that began later than after. oneLoadPerExpiry fails the test if two of
+// these loads overlap, or if a load begins within the TTL of the load before it.
 func (f *farm) oneLoadPerExpiry(key string, ttl time.Duration, after time.Time, n int) {
 	f.t.Helper()
 	var loads []farmLoad
@@ -249,7 +249,7 @@ type traffic struct {
 
 	mu       sync.Mutex // guards all below
 	longest  time.Duration
-	oldest   time.Duration // the largest age of a value, minus TTL + StaleFor
+	oldest   time.Duration // of the values that were too old: the largest age minus (TTL + StaleFor)
 	failures []string      // the first five
 	failed   int
 	outcomes map[refill.Outcome]int
@@ -273,7 +273,7 @@ func (f *farm) startTraffic(keys ...string) *traffic {
 			})
 		}
 	}
-	f.t.Cleanup(func() { // for a test that ends before it calls end
+	f.t.Cleanup(func() { // stops the callers if the test ends before it calls end
 		stop()
 		tr.wg.Wait()
 	})
@@ -300,16 +300,16 @@ func (tr *traffic) get(n *farmNode, key string) {
 		tr.fail("at %v %s: %s: %v after %v", at, n.name, key, err, took)
 		return
 	}
-	// The age counts at the begin of the Get, so that a slow Get on a busy machine is no failure. A caller that waited for
-	// a load may get the value of that load at any age.
+	// The age is that at the start of the Get, so that a slow Get on a busy machine is no failure. A caller that has
+	// waited for a load may get the value of that load, however old the value is.
 	if old := asked.Sub(tr.f.readAt(r.Value)) - limit; old > ageSlack && !waitedFor(r.Outcome) {
 		tr.oldest = max(tr.oldest, old)
 		tr.fail("at %v %s: %s (%v) is %v older than allowed", at, n.name, r.Value, r.Outcome, old)
 	}
 }
 
-// ageSlack is how much older than TTL + StaleFor a value may be. It covers a tick of the coarse clock and the delay of
-// a goroutine that is not scheduled at once.
+// ageSlack is how much older than TTL + StaleFor a value may be. The 100 ms cover a tick of the coarse clock, and the
+// delay until a goroutine is scheduled.
 const ageSlack = 100 * time.Millisecond
 
 func waitedFor(o refill.Outcome) bool {
@@ -345,7 +345,8 @@ func (tr *traffic) end() {
 	}
 }
 
-// invalidateReachesAll changes the database and invalidates a long key on one node. The L1 of all nodes must follow.
+// invalidateReachesAll changes the database and invalidates a key on one node. The key must begin with "long". Then all
+// nodes must return the new value, so the old value must leave their L1.
 func (f *farm) invalidateReachesAll(key string) {
 	f.t.Helper()
 	want, began := fmt.Sprint("v", f.version.Add(1)), time.Now()
@@ -438,7 +439,8 @@ func (g *gate) open(n *farmNode, key string) {
 	delete(g.gates, n.name+key)
 }
 
-// openAll lets all loads continue. A failed test needs openAll in its clean-up, because Close waits for loads.
+// openAll lets all loads continue. The clean-up of a test calls openAll, because after a failure some loads may still
+// wait at the gate, and Close waits for these loads.
 func (g *gate) openAll() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -457,7 +459,8 @@ func (g *gate) wait(n *farmNode, key string) {
 	}
 }
 
-// getters calls Get in the background. The method got waits for the answer to one of these calls and checks it.
+// getters calls Get in the background. The method got waits until one of these calls has returned, and checks the
+// returned value.
 type getters struct {
 	t       testing.TB
 	answers map[string]chan string
@@ -512,7 +515,7 @@ func TestFailoverTwoHolders(t *testing.T) {
 	s.CutReplicas()
 	get.start(a, all...)
 	eventually(t, "A loads all keys", func() bool { return f.running(a) == len(all) })
-	f.version.Store(2) // the database changes, so A's values are outdated
+	f.version.Store(2) // the database changes, so the values that A has read are outdated
 	old := s.KillMaster()
 	began := time.Now()
 	s.ThawReplicas()
@@ -565,9 +568,9 @@ func TestFailoverTwoHolders(t *testing.T) {
 	f.close(s.Master())
 }
 
-// A user's lock is lost with its master, and a second holder acquires it while the first holder is cut off. The
-// first holder must be notified once it can reach Redis again. The second holder's fence must be larger. The new
-// master has the fence counter of lock "known", but not the counter of lock "new".
+// A user's lock is lost with its master, and a second holder acquires it while the first holder is cut off. The first
+// holder must be notified once it can reach Redis again. The second holder's fence must be larger. The test has two
+// locks. The new master has the fence counter of lock "known", but not that of lock "new".
 func TestFailoverTwoLockHolders(t *testing.T) {
 	s := realtest.StartSentinel(t)
 	var cutOff atomic.Bool
@@ -588,7 +591,8 @@ func TestFailoverTwoLockHolders(t *testing.T) {
 	for i, rdb := range clients {
 		t.Cleanup(func() { _ = rdb.Close() })
 		var err error
-		// This TTL outlasts the failover. Otherwise the lock of the first holder would end by its TTL.
+		// This TTL is longer than the failover. Otherwise the lock of the first holder would end by its TTL, before the
+		// failover takes the lock away.
 		if lockers[i], err = refill.NewLocker("job", goredis.New(rdb), refill.LockConfig{TTL: 9 * time.Second}); err != nil {
 			t.Fatal(err)
 		}
@@ -757,8 +761,8 @@ func TestSlotMovesUnderTraffic(t *testing.T) {
 		t.Errorf("%d loads, want at most %d", n, most)
 	}
 
-	// Lease and claim of a running load move to another master. The load must keep its lease and claim, and its value
-	// must be published.
+	// While a load runs, the slot with its lease and claim moves to another master. The load must keep lease and claim,
+	// and its value must be published.
 	a, b := f.nodes[0], f.nodes[1]
 	gates.shut(a, "long-flight")
 	get.start(a, "long-flight")
@@ -816,7 +820,7 @@ func TestReadOnlyReplica(t *testing.T) {
 		}
 	}
 	tr := f.startTraffic("hot", "long")
-	tr.waitForGets() // fills L1, so that the traffic does not compete for MaxLoads below
+	tr.waitForGets() // fills L1, so that the Gets of the traffic need no load slots below
 	var wg sync.WaitGroup
 	for i := range 8 { // more than MaxLoads
 		wg.Go(func() {
@@ -919,7 +923,7 @@ func TestServerStalls(t *testing.T) {
 		gates.open(a, key)
 		get.got(a, key, "v1")
 		get.got(b, key, "v1")
-		if n := len(f.loadsOf(key, f.base)); n > most { // after StoreTimeout A's publish may be lost
+		if n := len(f.loadsOf(key, f.base)); n > most { // a publish that exceeds StoreTimeout may be lost
 			t.Errorf("%d loads over a pause of %v, want at most %d", n, pause, most)
 		}
 	}

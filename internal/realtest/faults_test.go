@@ -33,7 +33,7 @@ type rig struct {
 	proxy  *Proxy // in front of the server, for nodes that get a fault
 	rdb    *redis.Client
 	nodes  []*rigNode
-	before map[string]bool // goroutines of earlier tests
+	before map[string]bool // the goroutines that ran before this test, by name
 }
 
 // rigNode is a Loader with its own client and its own load function, whose calls it counts.
@@ -196,8 +196,8 @@ func scriptSource(t testing.TB, name string) string {
 	return string(text)
 }
 
-// loadScripts loads the scripts of a refill into the server, so that the first EVALSHA finds its script. It returns
-// the hash of each script by its name.
+// loadScripts loads the scripts of a refill into the server, so that the first EVALSHA finds its script. loadScripts
+// returns the hashes of the scripts, by the names of the scripts.
 func (r *rig) loadScripts() map[string]string {
 	r.t.Helper()
 	hashes := map[string]string{}
@@ -211,10 +211,11 @@ func (r *rig) loadScripts() map[string]string {
 	return hashes
 }
 
-// The server executes one step of node a, and the reply is lost. The client of node a retries in one case, and does
-// not retry in the other case. Every Get must be answered, node b must not wait, and nothing may be left behind.
+// The server executes one step of node a, and the reply is lost. Each step is tested with a client of node a that
+// retries, and with a client that does not. Every Get must be answered, node b must not wait, and nothing may be left
+// behind.
 func TestLostReplies(t *testing.T) {
-	for _, retries := range []int{0, -1} { // 0 = the default of go-redis, 3
+	for _, retries := range []int{0, -1} { // MaxRetries: 0 = three retries, the default of go-redis; -1 = none
 		for _, c := range lostReplies {
 			t.Run(fmt.Sprintf("%s, MaxRetries %d", c.step, retries), func(t *testing.T) {
 				r := newRig(t)
@@ -228,7 +229,7 @@ func TestLostReplies(t *testing.T) {
 					c.before(a)
 				}
 				match := []string{"nx"}
-				if c.step != "lease" { // the Store sends the source of a script, and later its hash
+				if c.step != "lease" { // the others are scripts: the Store sends the source, and later the hash
 					match = []string{hashes[c.step], scriptSource(t, c.step)}
 				}
 				lost := r.proxy.LoseReply(match...)
@@ -288,7 +289,7 @@ var lostReplies = []struct {
 		step: "renew",
 		before: func(a *rigNode) {
 			a.load = func(context.Context, string) (string, error) {
-				<-time.After(time.Second) // longer than twice the LockTTL
+				<-time.After(time.Second) // longer than twice LockTTL, so the lease must be renewed
 				return "slow", nil
 			}
 		},
@@ -319,7 +320,7 @@ var lostReplies = []struct {
 			}
 		},
 		after: func(_, b *rigNode, _ bool) {
-			b.gets("k", "k", refill.OutcomeLoaded) // the failure of one node holds no other node back
+			b.gets("k", "k", refill.OutcomeLoaded) // the failure holds back only node a, so b may load at once
 		},
 	},
 	{
@@ -328,7 +329,7 @@ var lostReplies = []struct {
 			a.load = func(ctx context.Context, key string) (string, error) {
 				fill := refill.FillFrom(ctx)
 				fill.NoStore()
-				fill.SetTTL(0) // nothing stays in the store
+				fill.SetTTL(0) // the store keeps no value
 				return key, nil
 			}
 		},
@@ -413,7 +414,7 @@ func TestLostMessages(t *testing.T) {
 		defer close(done)
 		b.gets("other", "waited for")
 	}()
-	eventually(func() bool { return r.server.Commandstats(t)["append"] > 0 }) // until b waits for a's lease
+	eventually(func() bool { return r.server.Commandstats(t)["append"] > 0 }) // until b has registered as a waiter
 	close(goOn)
 	select {
 	case <-done:
@@ -454,8 +455,8 @@ func TestCutReplies(t *testing.T) {
 	}
 }
 
-// Everything that Redis sends to node b is 100 ms late. After an Invalidate on node a, node b must serve the new
-// value in the end. A late message must not bring the old value back.
+// Everything that Redis sends to node b is 100 ms late. After an Invalidate on node a, node b must at some moment serve
+// the new value. From then on, no late message may bring the old value back.
 func TestDelayedMessages(t *testing.T) {
 	r := newRig(t)
 	a, b := r.node(redis.Options{}, refill.Config{}), r.node(redis.Options{Addr: r.proxy.Addr()}, refill.Config{})
@@ -484,7 +485,7 @@ func TestHalfOpenConnections(t *testing.T) {
 	a, b := r.node(redis.Options{}, refill.Config{}), r.node(redis.Options{Addr: r.proxy.Addr()}, refill.Config{})
 	b.gets("k", "k")
 	r.proxy.BlackHole()
-	r.server.Restart() // b's connections are open only on its own side
+	r.server.Restart() // b does not learn that the server has closed its connections
 	for i := range 20 {
 		key := fmt.Sprint("new ", i)
 		b.gets(key, key, refill.OutcomeLoaded)
@@ -496,7 +497,7 @@ func TestHalfOpenConnections(t *testing.T) {
 	a.gets("k", "k")
 	b.load = func(context.Context, string) (string, error) { return "b's own", nil }
 	tries := 0
-	if !eventually(func() bool { // a command on a half-open connection costs a time-out; b then loads without a lease
+	if !eventually(func() bool { // a command on a dead connection times out, and b then loads without a lease
 		tries++
 		key := fmt.Sprint("after ", tries)
 		b.gets(key, "b's own", refill.OutcomeLoaded)
@@ -533,8 +534,8 @@ func TestFullRedis(t *testing.T) {
 	b.gets("last", "last", refill.OutcomeShared)
 }
 
-// Redis is at maxmemory with noeviction, and 4 nodes ask for the same absent key at once. The refill lock must work: 1
-// load, and every node gets its value.
+// Redis is at maxmemory with noeviction, and 4 nodes ask at once for a key that Redis does not have. The refill lock
+// must work: there must be one load, and every node must get the value of this load.
 func TestFullRedisKeepsTheRefillLock(t *testing.T) {
 	r := newRig(t)
 	var nodes []*rigNode
@@ -618,14 +619,14 @@ func TestForeignBytes(t *testing.T) {
 	}
 }
 
-// part returns the Redis key of the lease or claim that belongs to a value's Redis key.
+// part takes the Redis key of a value, and returns the Redis key of the lease or claim of the same key.
 func part(value, name string) string {
 	i := strings.LastIndex(value, ":")
 	return value[:i] + "/" + name + value[i:]
 }
 
-// A process is frozen during its load until another node has taken over, and then continues. Its value must not be
-// stored, whether or not the new holder has already published.
+// A process is frozen during its load until another node has taken over the lease, and then continues. The value of the
+// frozen process must not be stored, whether or not the new holder has already published its own value.
 func TestFrozenLoader(t *testing.T) {
 	for _, done := range []bool{true, false} {
 		t.Run(fmt.Sprintf("the new holder has published %v", done), func(t *testing.T) {
@@ -664,7 +665,7 @@ func TestFrozenLoader(t *testing.T) {
 				if _, found := holder.Peek(t.Context(), "hot"); found {
 					t.Error("the frozen process stored its value while the new holder was loading")
 				}
-				close(goOn) // callers that began after the thaw may wait for the new holder
+				close(goOn) // lets the new holder finish; callers of the thawed process may wait for that load
 				<-got
 			}
 			for line.Done == nil {
@@ -682,7 +683,8 @@ func TestFrozenLoader(t *testing.T) {
 	}
 }
 
-// newHolder returns another node of the fleet. Its load reports to began and then waits for goOn.
+// newHolder returns another node of the fleet. The load of that node sends to began, and then waits until goOn is
+// closed.
 func newHolder(
 	t *testing.T, r *rig, args fleetArgs,
 ) (l *refill.Loader[string], began chan time.Time, goOn chan struct{}) {
@@ -734,8 +736,8 @@ func lockerNode(ctx context.Context, raw json.RawMessage, out *json.Encoder) err
 	return out.Encode(fmt.Sprint(lock.Release(context.Background())))
 }
 
-// The holder of a lock is frozen, and a second holder acquires the lock. When the first holder continues, it must be
-// notified. Its fence must be smaller than that of the second holder.
+// The holder of a lock is frozen, and a second holder acquires the lock. When the first holder continues, its Lock must
+// report the loss. The fence of the first holder must be smaller than the fence of the second holder.
 func TestFrozenHolderOfALock(t *testing.T) {
 	r := newRig(t)
 	child := StartChild(t, "locker", r.server.Addr())

@@ -24,20 +24,20 @@ import (
 
 func init() { Child("fleet", fleetNode) }
 
-// fleetArgs are the arguments of a process of the fleet. The process has Callers goroutines that Get one key,
-// repeatedly or once.
+// fleetArgs are the arguments of a process of the fleet. Callers goroutines of the process call Get of one key: for the
+// time For, with the time Pause between two calls, or once if For is 0.
 type fleetArgs struct {
 	Addr                   string
 	Callers                int
-	For, Pause             time.Duration // For 0 = one Get per caller
+	For, Pause             time.Duration // For 0 = one Get per goroutine
 	TTL, StaleFor, LockTTL time.Duration
 	ErrorTTL, MaxErrorTTL  time.Duration
 	Load                   time.Duration // how long a load takes
-	Fails                  bool
+	Fails                  bool          // each load fails
 }
 
-// fleetLine is a line that a process of the fleet writes. Times are nanoseconds since 1970. They can be compared
-// because all processes run on one machine.
+// fleetLine is a line that a process of the fleet writes. Times are nanoseconds since 1970. Times of different
+// processes can be compared, because all processes run on one machine.
 type fleetLine struct {
 	Ready  bool        `json:",omitempty"`
 	Begins int64       `json:",omitempty"` // when a load began
@@ -54,7 +54,7 @@ type fleetCount struct {
 	Errors   []string // the first three
 	Failed   int64
 	Outcomes map[string]int64
-	Late     map[string]int64 // as Outcomes, but without the first Get of each caller
+	Late     map[string]int64 // as Outcomes, without the first Get of each goroutine
 	Longest  time.Duration
 	Missed   int64 // number of store errors and of lost leases
 }
@@ -75,7 +75,7 @@ func fleetNode(ctx context.Context, raw json.RawMessage, out *json.Encoder) erro
 		return err
 	}
 	n.write(fleetLine{Ready: true})
-	if err := rdb.BLPop(ctx, time.Minute, "go").Err(); err != nil { // all processes begin at once
+	if err := rdb.BLPop(ctx, time.Minute, "go").Err(); err != nil { // the test lets all processes begin at once
 		return err
 	}
 	count := n.run(ctx, l)
@@ -160,8 +160,8 @@ func (n *fleetProcess) run(ctx context.Context, l *refill.Loader[string]) fleetC
 	return count
 }
 
-// runFleet runs n processes with args on a healthy Redis. The guarantees hold while Redis answers within
-// StoreTimeout. On a busy machine Redis may answer too late. Then runFleet repeats the run.
+// runFleet runs n processes with args on a healthy Redis. The guarantees that the tests check hold only while Redis
+// answers within StoreTimeout. If Redis answered too late, because the machine was busy, runFleet repeats the run.
 func runFleet(t *testing.T, n int, args fleetArgs) (server *Redis, loads []loadSpan, total fleetCount) {
 	t.Helper()
 	for range 4 {
@@ -310,9 +310,10 @@ func TestLoadOutlastsTTLAndLock(t *testing.T) {
 	leftBehind(t, server)
 }
 
-// 8 processes read a cold key from a failing database. There must be two loads per back-off in the whole fleet: the
-// second node tries because the first failure may be the first node's own. After the second failure the back-off must
-// hold. It must double up to MaxErrorTTL, whichever node loads. All callers must get the error.
+// 8 processes read a cold key from a failing database. In the whole fleet there must be two loads per back-off: one
+// node loads and fails, and then a second node tries, because the cause may be the first node alone. After the failure
+// of the second node, no node may load during the back-off. Each back-off must be twice as long as the last, up to
+// MaxErrorTTL, whichever nodes load. All callers must get the error.
 func TestFailingLoad(t *testing.T) {
 	server, loads, total := runFleet(t, 8, fleetArgs{
 		Callers: 10, For: 8 * time.Second, Pause: 20 * time.Millisecond, TTL: time.Second,
@@ -359,7 +360,7 @@ func TestKilledLoader(t *testing.T) {
 	if line.Begins == 0 {
 		t.Fatalf("the first line is %+v, want the begin of a load", line)
 	}
-	<-time.After(1200 * time.Millisecond) // the moment of the kill is arbitrary
+	<-time.After(1200 * time.Millisecond) // any moment of the load will do
 	killed := time.Now()
 	holder.Kill()
 	line = fleetLine{}
@@ -422,7 +423,7 @@ func TestInvalidateDuringALoadElsewhere(t *testing.T) {
 			var version atomic.Int64
 			loading, goOn := make(chan struct{}), make(chan struct{})
 			load := func(context.Context, string) (string, error) {
-				v := version.Load() // the query reads, and then takes a while
+				v := version.Load() // as a query does, the load reads first, and then takes a while
 				if v == 0 {
 					loading <- struct{}{}
 					<-goOn
@@ -458,8 +459,8 @@ func TestInvalidateDuringALoadElsewhere(t *testing.T) {
 	}
 }
 
-// 20 callers on one node wait 2.5 s for a load of another node. Their node must not poll. It may read the lease once
-// per LockTTL, to detect a holder that was killed.
+// 20 callers on one node wait 2.5 s for a load of another node. Their node must not poll. The node may read the lease
+// once per LockTTL, to find out whether the holder was killed.
 func TestWaitersDoNotPoll(t *testing.T) {
 	server := StartRedis(t)
 	loading, goOn := make(chan struct{}), make(chan struct{})

@@ -20,8 +20,8 @@ import (
 	"github.com/refill-go/refill/refilltest"
 )
 
-// aclOfDoc returns the rules of the ACL SETUSER command in the package doc of goredis, and the commands among them. It
-// leaves out the name of the user.
+// aclOfDoc returns the rules of the ACL SETUSER command in the package doc of goredis, and the commands among them. The
+// rules do not include the name of the user.
 func aclOfDoc(t testing.TB) (rules, commands []string) {
 	t.Helper()
 	text, err := os.ReadFile("../../backend/goredis/doc.go")
@@ -42,7 +42,7 @@ func aclOfDoc(t testing.TB) (rules, commands []string) {
 	return rules, commands
 }
 
-// setACL gives these rules to the user app. The password is in the rules.
+// setACL creates the ACL user app with these rules, which include the password.
 func setACL(t testing.TB, server *realtest.Redis, rules ...string) {
 	t.Helper()
 	args := []any{"acl", "setuser", "app", "reset"}
@@ -89,8 +89,8 @@ func TestGoredisACL(t *testing.T) {
 	}
 }
 
-// The suites run as an ACL user with the commands of the package doc. Only the keys and channels differ, because each
-// case has a prefix of its own.
+// The suites run as an ACL user with the commands of the package doc. Only the permitted keys and channels differ from
+// the package doc, because each case has a key prefix of its own.
 func TestGoredisSuitesUnderACL(t *testing.T) {
 	rules, _ := aclOfDoc(t)
 	w := overSingle(t, redis.Options{})
@@ -112,8 +112,9 @@ func TestGoredisSuitesUnderACL(t *testing.T) {
 }
 
 // The test takes one command of the package doc away from the ACL user. A step or the subscription must then fail, and
-// the error must name the command and the ACL. Without an optional command no step fails. PING is not optional, but its
-// absence shows only a second later, on a quiet subscription.
+// the error must name the command and the ACL. If the missing command is optional, no step may fail. The test treats
+// PING like an optional command: refill needs PING, but sends the first PING only after a second without messages, and
+// the test does not wait for that.
 func TestGoredisACLNamesTheCommand(t *testing.T) {
 	server := realtest.StartRedis(t)
 	rules, commands := aclOfDoc(t)

@@ -22,13 +22,13 @@ import (
 	"github.com/refill-go/refill/refilltest"
 )
 
-// A goredisWorld is one or more servers, and makes clients of these servers. All cases of a suite share the world.
-// Each case has its own prefix.
+// A goredisWorld is one or more servers, and makes clients of these servers. All cases of a suite share one world, and
+// each case has a key prefix of its own.
 type goredisWorld struct {
 	servers []*goredisServer
-	client  func(t testing.TB) redis.UniversalClient
-	pass    func(time.Duration)
-	count   atomic.Int64 // how many prefixes were given out
+	client  func(t testing.TB) redis.UniversalClient // makes a new client
+	pass    func(time.Duration)                      // lets time pass for the servers; nil = by sleeping
+	count   atomic.Int64                             // how many prefixes were given out
 }
 
 type goredisServer struct{ *realtest.Redis }
@@ -105,12 +105,12 @@ func overRing(t testing.TB) *goredisWorld {
 	}}
 }
 
-// overMiniredis is a world in this process. It needs no network, so it works in a synctest bubble. The test advances
-// the time of the server.
+// overMiniredis is a world whose server runs in this process. The clients need no network, so they work in a synctest
+// bubble. The server has no running clock: the test advances its time.
 func overMiniredis(t testing.TB) *goredisWorld {
 	server := miniredis.NewMiniRedis()
 	t.Cleanup(func() {
-		synctest.Wait() // Close must not run during a command
+		synctest.Wait() // until no command runs, because Close must not run during a command
 		server.Close()
 	})
 	dial := func(context.Context, string, string) (net.Conn, error) {
@@ -168,8 +168,8 @@ func (c *bufferedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// full forbids SET to all clients. To a script, the server then looks full. The setting maxmemory is not enough,
-// because a full Redis 7.0 still executes the writes of a script that has deleted something before.
+// full forbids SET to all clients. Then a SET in a script fails, as on a full server. The setting maxmemory would not
+// do: a full Redis 7.0 still executes the writes of a script that has deleted something before.
 func (w *goredisWorld) full(t testing.TB, full bool) {
 	right := "+set"
 	if full {
@@ -250,8 +250,8 @@ type goredisPrefix string
 
 func (p goredisPrefix) option() goredis.Option { return goredis.Prefix(string(p)) }
 
-// key returns a Redis key. It implements the key format independently of goredis, so that the tests detect a change
-// of the format.
+// key returns a Redis key. key implements the key format independently of goredis, so that the tests fail if goredis
+// changes the format.
 func (p goredisPrefix) key(full, part string) string {
 	name, key, _ := strings.Cut(full, ":")
 	hash := uint32(2166136261)

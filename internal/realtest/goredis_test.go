@@ -147,7 +147,7 @@ func TestGoredisCommandsPerStep(t *testing.T) {
 	s, c := goredisOn(t, &redis.Options{Addr: server.Addr()})
 	ctx := context.Background()
 	steps := goredisSteps(t)
-	for _, step := range steps { // the first calls load the scripts and sample the clock
+	for _, step := range steps { // the first calls also load the scripts and read the clock
 		if err := step.call(ctx, s); err != nil {
 			t.Fatal(step.name, err)
 		}
@@ -159,7 +159,7 @@ func TestGoredisCommandsPerStep(t *testing.T) {
 		"Acquire again":                   {"evalsha": 1, "mget": 1}, // the token already has lease and claim
 		"Acquire held, try":               {"set": 1},
 		"Acquire held, first wait":        {"evalsha": 1, "mget": 1, "pttl": 1, "append": 1},
-		"Acquire held, waiter registered": {"evalsha": 1, "mget": 1, "pttl": 1}, // nothing to append
+		"Acquire held, waiter registered": {"evalsha": 1, "mget": 1, "pttl": 1}, // the lease already has its +
 		"Acquire, value seen":             {"set": 2, "evalsha": 1, "mget": 1, "time": 1},
 		"Acquire, value changed":          {"evalsha": 1, "mget": 1},
 		"Renew":                           {"evalsha": 1, "mget": 1, "pexpire": 1},
@@ -167,7 +167,8 @@ func TestGoredisCommandsPerStep(t *testing.T) {
 		"Invalidate":                      {"evalsha": 2, "del": 2, "publish": 2},
 		"GetMany":                         {"get": 3},
 		"EnsureTags":                      {"evalsha": 1, "mget": 1, "time": 1, "set": 1},
-		// If the tag is known, the script reads its state and TTL, and writes only what is needed.
+		// If the tag has a state in Redis, the script reads the state and its TTL, and sets the TTL only if the TTL
+		// must be longer.
 		"EnsureTags, longer":        {"evalsha": 1, "mget": 1, "pttl": 1, "pexpire": 1},
 		"EnsureTags, nothing to do": {"evalsha": 1, "mget": 1, "pttl": 1},
 		"Tags":                      {"get": 2},
@@ -259,8 +260,8 @@ func TestGoredisTagStates(t *testing.T) {
 	}
 }
 
-// On a full Redis, InvalidateTags must work. Otherwise the old tag state would keep values valid that must be
-// invalid. A longer TTL of a known tag must be accepted too.
+// On a full Redis, InvalidateTags must work. Otherwise the old tag state would stay, and values that must be invalid
+// would stay valid. EnsureTags with a longer TTL for a known tag must work as well.
 func TestGoredisTagStatesOnAFullServer(t *testing.T) {
 	server := realtest.StartRedis(t)
 	s, c := goredisOn(t, &redis.Options{Addr: server.Addr()})
@@ -287,8 +288,8 @@ func TestGoredisTagStatesOnAFullServer(t *testing.T) {
 	}
 }
 
-// GetMany must return an error, not a miss, if the client may not read one of the keys. A value of a foreign type
-// must be a miss and must not affect other keys.
+// GetMany must return an error, not a miss, if the client may not read one of the keys. A value of a foreign type, for
+// instance a list, must be a miss and must not affect other keys.
 func TestGoredisStoreGetMany(t *testing.T) {
 	server := realtest.StartRedis(t)
 	s, c := goredisOn(t, &redis.Options{Addr: server.Addr()})
@@ -357,9 +358,10 @@ func TestGoredisScriptsAreSentAgain(t *testing.T) {
 	}
 }
 
-// A new Store uses each script for the first time, on a server that does not know the script. Each call must need one
-// round trip for the script, so no call may end in NOSCRIPT. In the second round, the Store must send only hashes.
-// After SCRIPT FLUSH, only one call in the whole third round may end in NOSCRIPT.
+// A new Store uses each script for the first time, on a server that does not know the script. In this first round, each
+// call must need one round trip, so no call may get the error NOSCRIPT. In the second round, the Store must send only
+// the hashes of scripts. Before the third round the server forgets all scripts (SCRIPT FLUSH). In the third round only
+// one call may get NOSCRIPT.
 func TestGoredisFirstUseOfAScript(t *testing.T) {
 	server := realtest.StartRedis(t)
 	s, c := goredisOn(t, &redis.Options{Addr: server.Addr()})
@@ -467,7 +469,8 @@ func goredisInTime(
 	}
 }
 
-// The server executes Acquire, and the reply is lost. The client's retry must find that the lease was acquired.
+// The server executes Acquire, and the reply is lost. The client sends Acquire again. The second reply must say that
+// the node has the lease.
 func TestGoredisLostReply(t *testing.T) {
 	server := realtest.StartRedis(t)
 	proxy := realtest.StartProxy(t, server.Addr())
@@ -476,7 +479,7 @@ func TestGoredisLostReply(t *testing.T) {
 	if _, err := s.Get(ctx, "product:42"); err != nil {
 		t.Fatal(err)
 	}
-	goredisMustAcquire(t, s, "product:warm", "a#1") // this loads the script
+	goredisMustAcquire(t, s, "product:warm", "a#1") // loads the script
 	for i, mode := range []driver.Mode{driver.Try, driver.Wait, driver.Force} {
 		key := fmt.Sprint("product:", i)
 		b := driver.AcquireRequest{Key: key, Token: "a#1", LeaseTTL: time.Minute, ClaimTTL: time.Minute, Mode: mode}
@@ -511,7 +514,7 @@ func goredisSubscribe(t testing.TB, s driver.Store, name string) *goredisSubscri
 	return e
 }
 
-// next returns the next announcement. It fails the test if the announcement has another kind.
+// next returns the next announcement, and fails the test if this announcement has another kind.
 func (e *goredisSubscriber) next(kind driver.AnnouncementKind) driver.Announcement {
 	e.t.Helper()
 	select {
@@ -622,7 +625,8 @@ func TestGoredisAnnouncementsOnTheWire(t *testing.T) {
 }
 
 // The subscriber takes 5 ms per announcement, and another node makes 900 announcements at once. So the announcement of
-// this node arrives some 4.5 s late. The subscription lags but works, so the Store must not report it as broken.
+// this node's own Invalidate arrives some 4.5 s late. The subscription lags but works, so the Store must not report it
+// as broken.
 func TestGoredisSubscriptionThatLags(t *testing.T) {
 	server := realtest.StartRedis(t)
 	s, _ := goredisOn(t, &redis.Options{Addr: server.Addr()})
@@ -672,7 +676,7 @@ func TestGoredisSubscriptionAtTheWrongServer(t *testing.T) {
 		},
 	})
 	ctx := t.Context()
-	if _, err := s.Get(ctx, "product:42"); err != nil { // the connection of all calls
+	if _, err := s.Get(ctx, "product:42"); err != nil { // connects to the server of all other calls
 		t.Fatal(err)
 	}
 	e := goredisSubscribe(t, s, "product")
@@ -780,7 +784,8 @@ func TestGoredisStopsWhileConnecting(t *testing.T) {
 	server.Thaw()
 }
 
-// The user's own command occupies the only connection of the pool. Renew and Extend must still work.
+// A command of the user occupies the only connection in the pool of the user's client. Renew and Extend must still
+// work, over a connection of the Store.
 func TestGoredisRenewsWhileThePoolIsFull(t *testing.T) {
 	server := realtest.StartRedis(t)
 	s, c := goredisOn(t, &redis.Options{Addr: server.Addr(), PoolSize: 1})
@@ -907,8 +912,8 @@ func TestGoredisClock(t *testing.T) {
 	}
 }
 
-// The server is full by maxmemory. A node must still be able to acquire lease and claim, in every mode. If it has both
-// lease and claim, its value must be published.
+// The server is full by maxmemory. A node must still be able to acquire lease and claim, in every mode of Acquire. If
+// the node has both, the store must accept its value.
 func TestGoredisFullServer(t *testing.T) {
 	server := realtest.StartRedis(t)
 	s, c := goredisOn(t, &redis.Options{Addr: server.Addr()})
@@ -949,8 +954,8 @@ func TestGoredisFullServer(t *testing.T) {
 	}
 }
 
-// A shard of a Ring is killed and then restarted. The Store must subscribe anew each time. In the end the Store must
-// receive the announcements of every shard.
+// A shard of a Ring is killed and then restarted. After the kill and after the restart, the Store must subscribe anew.
+// At last the Store must receive the announcements of every shard.
 func TestGoredisRingShardReturns(t *testing.T) {
 	first, second := realtest.StartRedis(t), realtest.StartRedis(t)
 	ring := redis.NewRing(&redis.RingOptions{
@@ -963,7 +968,7 @@ func TestGoredisRingShardReturns(t *testing.T) {
 	e.next(driver.Subscribed)
 	second.Kill()
 	e.next(driver.Disconnected)
-	e.next(driver.Subscribed) // on the shard that still runs
+	e.next(driver.Subscribed) // to the shard that still runs
 	second.Restart()
 	e.next(driver.Disconnected)
 	e.next(driver.Subscribed)
@@ -990,8 +995,8 @@ func TestGoredisSentinelFailover(t *testing.T) {
 	next := redis.NewClient(&redis.Options{Addr: sentinel.Failover().Addr()})
 	defer next.Close()
 	eventually(t, "the client uses the new master", func() bool { return s.Invalidate(ctx, "a#1", "product:42") == nil })
-	// The old master still acts as a master for some seconds, and answers PING. The self-check of the subscription must
-	// detect that announcements do not arrive.
+	// The old master still acts as a master for some seconds, and answers PING. The Store publishes announcements to
+	// itself to check its subscription. By this self-check it must notice that announcements do not arrive.
 	began, received := time.Now(), []driver.AnnouncementKind{}
 	eventually(t, "announcements of the new master arrive", func() bool {
 		_ = s.Invalidate(ctx, "a#1", "product:42") // the loop repeats this call until its announcement arrives

@@ -112,8 +112,8 @@ func runHistory(t *testing.T, seed uint64, length time.Duration) history.Stats {
 	return report.Stats
 }
 
-// faultyFleet is a fleet into which the test injects faults. Only the goroutine of the test calls its methods,
-// except sample.
+// faultyFleet is a fleet into which the test injects faults. Only the goroutine of the test calls the methods, except
+// sample, which has a goroutine of its own.
 type faultyFleet struct {
 	t       *testing.T
 	dir     string
@@ -283,7 +283,8 @@ func (r *faultyFleet) finish(p history.Planned) {
 	}
 }
 
-// plant stores foreign bytes under the key of a value, lease or claim: with a TTL, without a TTL, or as another type.
+// plant stores foreign bytes under the Redis key of a value, lease or claim. The bytes have a TTL or no TTL, or have
+// another type than a string.
 func (r *faultyFleet) plant(ctx context.Context, rnd *rand.Rand) {
 	key := history.RedisKeys(history.Keys[rnd.IntN(len(history.Keys))])[rnd.IntN(3)]
 	garbage := make([]byte, rnd.IntN(120))
@@ -292,7 +293,7 @@ func (r *faultyFleet) plant(ctx context.Context, rnd *rand.Rand) {
 	}
 	if record, err := r.rdb.Get(ctx, key).Bytes(); err == nil && len(record) > 20 && rnd.IntN(2) == 0 {
 		garbage = record
-		garbage[len(record)-1-rnd.IntN(len(record)-20)]++ // not a byte of expiredAt, which no checksum covers
+		garbage[len(record)-1-rnd.IntN(len(record)-20)]++ // any byte after expiredAt, which no checksum covers
 	}
 	if len(garbage) > 0 && garbage[0] == '!' { // a lease that begins with '!' is a back-off
 		garbage[0] = '?'
@@ -314,8 +315,8 @@ func between(rnd *rand.Rand, least, most int) time.Duration {
 	return time.Duration(least+rnd.IntN(most-least)) * time.Millisecond
 }
 
-// sample reads the values in Redis again and again. It writes a value to the log when the value has changed. If a
-// read takes longer than 40 ms, sample writes a Gap.
+// sample reads the values in Redis again and again. When a value has changed, sample writes the value to the history.
+// If a read takes longer than 40 ms, sample writes a Gap.
 func (r *faultyFleet) sample(ctx context.Context) {
 	ticker := time.NewTicker(8 * time.Millisecond)
 	defer ticker.Stop()
@@ -352,7 +353,7 @@ func (r *faultyFleet) sample(ctx context.Context) {
 	}
 }
 
-// sampled decodes a record into e. It returns false if text is not a record.
+// sampled decodes the record in text into the event e. sampled returns false if text is not a record.
 func sampled(e *history.Event, text string) bool {
 	record, err := driver.DecodeRecord([]byte(text))
 	if err != nil {

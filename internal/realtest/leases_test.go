@@ -45,7 +45,7 @@ func TestTheLeasesOfABulkLoad(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() { getsAll(t, first, keys, " v0") })
 	eventually(func() bool { return d.calls.Load() > 0 })
-	<-time.After(300 * time.Millisecond) // the load goes on for 2.7 s
+	<-time.After(300 * time.Millisecond) // the load takes another 2.7 s
 	getsAll(t, second, keys, " v0")
 	wg.Wait()
 	twice := 0

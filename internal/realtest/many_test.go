@@ -24,7 +24,7 @@ import (
 
 func init() { Child("many", manyNode) }
 
-// rows is a database that loads many keys at once.
+// rows is a fake database whose load function loads many keys at once.
 type rows struct {
 	took    time.Duration
 	version atomic.Int64
@@ -117,7 +117,7 @@ func (w manyWorld) node(t *testing.T, d *rows, cfg refill.Config) (*refill.Loade
 	up, missed := make(chan struct{}, 1), new(atomic.Int64)
 	cfg.Shared, cfg.Jitter = goredis.New(rdb), -1
 	if cfg.LockTTL == 0 {
-		cfg.LockTTL = 8 * time.Second // thousands of keys keep the machine busy, so the timeouts are long
+		cfg.LockTTL = 8 * time.Second // long, because thousands of keys keep the machine busy
 		cfg.StoreTimeout = 2 * time.Second
 	}
 	onEvent := cfg.OnEvent
@@ -204,9 +204,10 @@ func TestGetManyOnTwoNodes(t *testing.T) {
 				t.Errorf("%s was loaded %d times", key, n)
 			}
 		}
-		// GET: each node reads each key once and the tag state once. It may read the tag state again for each key that the
-		// other node has loaded. SET: each missing key has a lease, a claim and a value. MGET: each script makes one. The
-		// scripts are an Acquire per missing key and node, a Publish per missing key, EnsureTags, and few renewals.
+		// GET: each node reads each key once and the tag state once. For each key that the other node has loaded, a
+		// node may read the tag state again. SET: a node sets a lease, a claim and a value for each missing key. MGET:
+		// each call of a script sends one MGET. The scripts are an Acquire per missing key and node, a Publish per
+		// missing key, EnsureTags, and few renewals.
 		if calls["get"] > 2*(1000+1)+300 || calls["set"] > 3*300+10 || calls["publish"] != 300 || calls["mget"] > 3*300+100 {
 			t.Errorf("more commands than needed: %v", calls)
 		}
@@ -245,9 +246,9 @@ func manyNode(ctx context.Context, raw json.RawMessage, out *json.Encoder) error
 	return err
 }
 
-// A node is killed while it loads 300 keys. Another node wants 400 keys, of which the killed node was loading 200.
-// It must have all 400 keys within LockTTL + 500 ms, and a second more for a busy machine. No lease may be left
-// behind.
+// A node is killed while it loads 300 keys. A second node calls GetMany for 400 keys, of which the killed node was
+// loading 200. The second node must have all 400 values within LockTTL + 500 ms after the kill, or a second later on a
+// busy machine. No lease may be left behind.
 func TestGetManyAndAKilledNode(t *testing.T) {
 	manyWorlds(t, func(t *testing.T, w manyWorld) {
 		d := &rows{}
@@ -257,7 +258,7 @@ func TestGetManyAndAKilledNode(t *testing.T) {
 			addrs[i] = s.Addr()
 		}
 		child := StartChild(t, "many", manyArgs{Addrs: addrs, Keys: numbered(0, 300)})
-		for loading := 0; loading < 300; { // on a busy machine the child makes more than one call
+		for loading := 0; loading < 300; { // on a busy machine the child loads the keys in more than one call
 			var more int
 			if !child.NextWithin(&more, waitLimit) {
 				t.Fatalf("the other node loads only %d keys", loading)
@@ -375,7 +376,7 @@ func TestGetManyOfLargeValues(t *testing.T) {
 		})
 		return l
 	}
-	// The first node has time for its publications, also on a busy machine.
+	// These timeouts are long, so that the first node can publish all values, also on a busy machine.
 	a, keys := node(refill.Config{LockTTL: 20 * time.Second, StoreTimeout: 5 * time.Second}), numbered(0, 1024)
 	for some := range slices.Chunk(keys, 64) {
 		if _, err := a.GetMany(t.Context(), some); err != nil {

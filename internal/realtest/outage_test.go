@@ -191,15 +191,15 @@ func TestOutage(t *testing.T) {
 			o.logTimeline(t, began, lost, found, ended)
 			o.check(t)
 			o.onePerExpiry(t, "before", began, lost)
-			// This check begins so late that the loads that began without Redis have ended.
+			// The check begins some time after the return of Redis, when the loads that began without Redis have ended.
 			o.onePerExpiry(t, "after", back.Add(250*time.Millisecond+10*outageLoad), ended)
 			leftBehind(t, server)
 		})
 	}
 }
 
-// outageUp waits until each node has reported, later than since, that Redis is usable. It returns when the last node
-// found Redis usable.
+// outageUp waits until each node has reported, later than since, that Redis is usable. outageUp returns the moment at
+// which the last node found Redis usable.
 func outageUp(t *testing.T, nodes []*Proc, since time.Time) (last time.Time) {
 	t.Helper()
 	for _, node := range nodes {
@@ -227,7 +227,7 @@ type outage struct {
 func outageCollect(t *testing.T, nodes []*Proc) (o outage) {
 	t.Helper()
 	for _, node := range nodes {
-		_ = node.stdin.Close() // all processes end at the same time
+		_ = node.stdin.Close() // lets this process end; the loop lets all processes end at the same time
 	}
 	for _, node := range nodes {
 		var line outageLine
@@ -303,17 +303,17 @@ func (o *outage) check(t *testing.T) {
 			t.Errorf("node %d ran %d loads at once, MaxLoads is %d", i, most, outageMaxLoads)
 		}
 	}
-	// When Redis fails, a Get may wait for another node's lease. So it may take LockTTL, two StoreTimeouts and one
-	// load.
+	// When Redis fails, a Get may be waiting for the lease of another node. So this Get may take LockTTL, two
+	// StoreTimeouts and one load.
 	limit := 1*time.Second + 2*250*time.Millisecond + outageLoad
 	if o.total.Longest > limit+5*time.Second { // 5 s more, because the machine may be busy
 		t.Errorf("a Get took %v, the bound is %v", o.total.Longest, limit)
 	}
 }
 
-// onePerExpiry checks that no key was loaded twice within its TTL. On a busy machine Redis may not answer within
-// StoreTimeout. Then a node loads without a lease. Each store error excuses two loads: the load without a lease and
-// the load after it.
+// onePerExpiry checks that no key was loaded twice within its TTL. On a busy machine Redis may answer too late, and
+// then a node loads without a lease. So each store error excuses two loads: the load without a lease, and the next load
+// of the same key.
 func (o *outage) onePerExpiry(t *testing.T, when string, from, to time.Time) {
 	last, twice, loads := map[int]int64{}, 0, 0
 	for _, s := range o.all {
@@ -357,7 +357,7 @@ func (f firstLine) Handle(_ context.Context, r slog.Record) error {
 }
 
 // No Redis listens at the address that the client has. A process with three Loaders must log one line, at once and
-// without a Get. The line must name the address. After that, Gets of keys that L1 has must not wait for Redis.
+// without a Get. The line must name the address. After that line, Gets of keys that L1 has must not wait for Redis.
 func TestWrongAddress(t *testing.T) {
 	redis.SetLogger(quiet{})
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

@@ -2,8 +2,9 @@ package realtest
 
 import "syscall"
 
-// dieWithParent makes the kernel kill a process when the test binary that started it ends. This is needed because a
-// test that panics or times out runs no Cleanup. A frozen process could not detect the end of its parent itself.
+// dieWithParent makes the kernel kill a process when the test binary that started it ends. Without that, a process
+// would stay after a test that panics or times out, because such a test runs no Cleanup. The process cannot watch its
+// parent itself, because the process may be frozen.
 func dieWithParent() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 }

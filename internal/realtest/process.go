@@ -29,7 +29,7 @@ type Process struct {
 	t     testing.TB
 	name  string
 	cmd   *exec.Cmd
-	ended chan struct{} // closed when the process has been waited for
+	ended chan struct{} // closed when the process has ended and Wait has returned
 	err   error         // how the process ended; written before ended is closed
 }
 
@@ -65,7 +65,7 @@ func (p *Process) Thaw() {
 	p.signal(syscall.SIGCONT)
 }
 
-// Kill kills the process (SIGKILL) and returns when the process has ended. It may be called twice.
+// Kill kills the process (SIGKILL) and returns when the process has ended. A second call of Kill has no effect.
 func (p *Process) Kill() {
 	p.t.Helper()
 	p.signal(syscall.SIGCONT)
@@ -95,8 +95,8 @@ func (p *Process) gone() bool {
 	}
 }
 
-// isStopped reports whether every thread of the process has stopped. A signal takes a moment to arrive, and a test
-// must not continue while the process still runs. On a system without /proc, isStopped returns true.
+// isStopped reports whether every thread of the process has stopped. After SIGSTOP, a process runs for another moment,
+// and the test must not continue before the process has stopped. On a system without /proc, isStopped returns true.
 func isStopped(pid int) bool {
 	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
 	for _, thread := range threads {
@@ -125,10 +125,10 @@ func eventually(ask func() bool) bool {
 	}
 }
 
-// listen opens a free port of the loopback, out of 20,000–29,999. The kernel takes the local ports of connections
-// from a higher range (32,768 and up on Linux). Suppose that a server had a port of the kernel's range. A client
-// that keeps dialling the killed server could then get the server's port as its own local port. The client would
-// connect to itself, and the server could not start again.
+// listen opens a free port of the loopback, out of 20,000–29,999. The kernel takes the local ports of connections from
+// a higher range (32,768 and up on Linux). A server with a port of that range could lose the port: 1. The test kills
+// the server. 2. A client dials the server again and again, and the kernel gives the client the port of the server as
+// its local port. 3. The client connects to itself, and the server cannot start again.
 func listen(t testing.TB) net.Listener {
 	t.Helper()
 	var err error
@@ -142,8 +142,8 @@ func listen(t testing.TB) net.Listener {
 	return nil
 }
 
-// freePort is a port that was free a moment ago. Another process may take it first, so the caller must be ready to
-// retry.
+// freePort returns a port that was free a moment ago. Another process may take the port before the caller does, so the
+// caller must be ready to retry.
 func freePort(t testing.TB) int {
 	t.Helper()
 	l := listen(t)

@@ -25,10 +25,10 @@ type Proxy struct {
 	listener net.Listener
 	links    map[*link]struct{}
 	delay    time.Duration
-	held     chan struct{} // closed when BlackHole ends; nil if there is none
-	lose     *lostReply    // set by LoseReply until a request matches
+	held     chan struct{} // closed when the current BlackHole ends; nil = no BlackHole
+	lose     *lostReply    // the reply to lose; set by LoseReply, reset to nil when a request matches
 	drop     []byte        // messages of the server that contain this are dropped; nil = none
-	short    *shortReply   // set by CutReply until a reply matches
+	short    *shortReply   // the reply to cut; set by CutReply, reset to nil when a reply matches
 }
 
 // link is a connection of a client together with its connection to the server.
@@ -41,7 +41,7 @@ type link struct {
 
 // lostReply is a reply that LoseReply discards.
 type lostReply struct {
-	match     [][]byte      // lower case
+	match     [][]byte      // in lower case: a request that contains one of these texts matches
 	forwarded chan struct{} // closed when the proxy has forwarded the request
 	done      chan struct{} // closed when the connection is cut
 }
@@ -219,7 +219,7 @@ func (p *Proxy) requests(k *link) {
 			var lost *lostReply
 			lost, seen = p.match(seen, buf[:n])
 			if lost != nil {
-				k.lost <- lost // before the server can answer the request
+				k.lost <- lost // before the request is forwarded, so that replies knows it before the reply arrives
 			}
 			_, err := k.server.Write(buf[:n])
 			if lost != nil {
@@ -272,9 +272,9 @@ func (p *Proxy) replies(k *link) {
 	}
 }
 
-// match searches for p.lose in before and now, which are what the client sent. If match finds it, match resets p.lose
-// and returns its old value. Otherwise match returns the end of the text, which the caller passes as before in the next
-// call.
+// match searches for the texts of p.lose in what the client has sent: now is the newest piece, and before is the end of
+// the earlier pieces. If match finds a text, it resets p.lose to nil and returns the old p.lose. Otherwise match
+// returns the end of before and now, which the caller passes as before in the next call.
 func (p *Proxy) match(before, now []byte) (*lostReply, []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -358,8 +358,8 @@ func (k *link) lose(lost *lostReply) {
 	close(lost.done)
 }
 
-// end passes on that one side of the link has ended; other is the connection to the opposite side. If err is io.EOF,
-// end closes the sending direction of other. After any other error, end cuts the link.
+// end is called when reading from one side of the link has ended with err. other is the connection to the opposite
+// side. If err is io.EOF, end closes the sending direction of other. After any other error, end cuts the link.
 func (k *link) end(other *net.TCPConn, err error) {
 	if !errors.Is(err, io.EOF) || other.CloseWrite() != nil {
 		k.reset()

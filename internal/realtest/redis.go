@@ -33,8 +33,8 @@ type Redis struct {
 // errPortTaken means that another process has taken the port.
 var errPortTaken = errors.New("the port is taken")
 
-// StartRedis starts a redis-server and returns when the server answers. args follow the arguments of this package on
-// the command line, so args override them. The server ends with the test.
+// StartRedis starts a redis-server and returns when the server answers. On the command line, args come after the
+// arguments of this package, and so override these. The server ends with the test.
 func StartRedis(t testing.TB, args ...string) *Redis {
 	t.Helper()
 	return startRedis(t, nil, args)
@@ -78,9 +78,9 @@ func (r *Redis) Restart() {
 	}
 }
 
-// Commandstats returns how often each command was called since the start, or since ResetStats. Names are in lower
-// case ("set", "evalsha", "cluster|slots"). The counts include commands that scripts call. They do not include the
-// calls of this package.
+// Commandstats returns how often each command was called since the start, or since ResetStats. Names are in lower case
+// ("set", "evalsha", "cluster|slots"). The counts include commands that scripts call, but not the commands that this
+// package sends.
 func (r *Redis) Commandstats(t testing.TB) map[string]int64 {
 	t.Helper()
 	info, err := r.ask("INFO commandstats")
@@ -152,8 +152,8 @@ func (r *Redis) answers() bool {
 	return err == nil && strings.Contains(info, fmt.Sprintf("process_id:%d\r\n", r.Pid()))
 }
 
-// ask sends one command, a line of Redis' inline protocol, on a new connection. A client library would send HELLO
-// first, which Commandstats would count.
+// ask sends one command, a line of Redis' inline protocol, on a new connection. ask does not use a client library,
+// because a client library would send HELLO first, and Commandstats would count that HELLO.
 func (r *Redis) ask(command string) (string, error) {
 	conn, err := net.DialTimeout("tcp", r.Addr(), waitLimit)
 	if err != nil {

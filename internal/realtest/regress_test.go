@@ -146,8 +146,8 @@ func TestRegressEveryKeyHasATTL(t *testing.T) {
 }
 
 // rockscache computes the end of its lock by the clock of the client, rueidislock sends PXAT, and ShedLock (#231,
-// #1439) compares the clocks of two machines. If these clocks differ, a lock ends at once or lasts for hours. Here
-// the clock of Redis is an hour off, and every TTL must still be right.
+// #1439) compares the clocks of two machines. If the compared clocks differ, a lock ends at once or lasts for hours.
+// Here the clock of Redis is an hour off, and every TTL must still be right.
 func TestRegressClockOfTheClient(t *testing.T) {
 	for _, off := range []time.Duration{-time.Hour, time.Hour} {
 		t.Run(off.String(), func(t *testing.T) {
@@ -235,9 +235,10 @@ func TestRegressValueLikeAPlaceholderOnTheWire(t *testing.T) {
 	}
 }
 
-// Any lock over SET NX or SETNX has this bug if its client retries commands, as go-redis does by default. The reply
-// is lost, and the retry finds the lock held, although the caller itself holds it. All callers then wait until the
-// lock ends. Here the reply to Acquire is lost, and the node must recognize its own lease and load.
+// Any lock over SET NX or SETNX has this bug if its client retries commands, as go-redis does by default: 1. The server
+// sets the lock, and the reply is lost. 2. The client sends the command again, and the reply says that the lock is
+// held. 3. The caller does not know that it holds the lock itself, so all callers wait until the lock ends. Here the
+// reply to Acquire is lost, and the node must recognize its own lease and load.
 func TestRegressOwnLockTakenForAnothers(t *testing.T) {
 	server := realtest.StartRedis(t)
 	proxy := realtest.StartProxy(t, server.Addr())

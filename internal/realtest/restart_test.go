@@ -13,7 +13,7 @@ import (
 	"github.com/refill-go/refill"
 )
 
-// A restart of Redis loses the states of all tags.
+// This file tests tags after a restart of Redis, which loses the states of all tags.
 
 // taggedNodes starts Redis and nodes whose values all have a tag, and stores a value. Then it restarts Redis, which is
 // empty afterwards, and waits until all nodes have subscribed again.
@@ -21,7 +21,7 @@ func taggedNodes(t *testing.T, n int, cfg refill.Config) []*rigNode {
 	t.Helper()
 	r := newRig(t)
 	cfg.Tags = []string{"all"}
-	// A second of silence of a busy machine must not look like an outage.
+	// These timeouts are long, so that a second without an answer on a busy machine does not look like an outage.
 	cfg.LockTTL, cfg.StoreTimeout = 4*time.Second, time.Second
 	var nodes []*rigNode
 	for range n {
@@ -62,8 +62,8 @@ func TestTagsAfterARestart(t *testing.T) {
 	}
 }
 
-// Redis has restarted empty, the values have a tag of Config.Tags, and L1 is off. 100 Gets of one key must make one
-// load: the value must be valid in Redis.
+// Redis has restarted empty, the values have a tag of Config.Tags, and L1 is off. 100 Gets of one key must cause one
+// load, because after that load the value in Redis is valid.
 func TestTagsAfterARestartWithoutL1(t *testing.T) {
 	n := taggedNodes(t, 1, refill.Config{LocalTTL: -1})[0]
 	before := n.loads.Load()

@@ -50,11 +50,13 @@ func sickFleet(t *testing.T, sick func(context.Context, string) (string, error))
 	return nodes
 }
 
-// answers counts the Gets of one node by the second in which they began. A Get that failed counts as other if its error
-// is not the error of a load that cannot reach its database.
+// answers counts the Gets of one node by the second in which they began. gets counts all of these Gets, and failed
+// those that returned an error. other counts those whose error is not the error of a load that cannot reach its
+// database.
 type answers [sickMost / time.Second]struct{ gets, failed, other atomic.Int64 }
 
-// between returns how many Gets began from second from until second to, and how many of these Gets failed.
+// between returns how many Gets began from second from up to, but without, second to, and how many of these Gets
+// failed.
 func (a *answers) between(from, to int) (gets, failed int64) {
 	for i := from; i < to; i++ {
 		gets += a[i].gets.Load()
@@ -188,7 +190,7 @@ func TestAllNodesWithoutADatabase(t *testing.T) {
 		n.load = dead
 	}
 	keys, length := sickKeys(200), 5*time.Second
-	// Each of these Gets reads Redis.
+	// No value is ever loaded, so each of these Gets asks Redis.
 	counts := traffic{perTick: 2, patience: waitLimit, length: length}.run(t, nodes, keys)
 	loads, shortest := 0, length
 	for _, key := range keys {
@@ -197,7 +199,7 @@ func TestAllNodesWithoutADatabase(t *testing.T) {
 		for i := 2; i < len(all); i++ {
 			between := all[i].Sub(all[i-2])
 			shortest = min(shortest, between)
-			if between < time.Second-5*time.Millisecond { // Redis counts whole milliseconds
+			if between < time.Second-5*time.Millisecond { // 5 ms less, because Redis counts whole milliseconds
 				t.Errorf("%s: three loads within %v, want at most two within 1 s", key, between)
 			}
 		}

@@ -40,23 +40,23 @@ type sentinel struct {
 
 const masterName = "m"
 
-// sentinelTimers makes sentinels faster than by default. Times are milliseconds. By default a sentinel that was
-// delayed itself, for instance on a busy machine, enters TILT mode and does nothing for half a minute. The
-// ping-period must be short, because a sentinel reconnects after one ping-period, long before a new master counts as
-// down. It must not be too short, because a replica is promoted only if it has answered within the last five
-// ping-periods.
+// sentinelTimers makes sentinels faster than by default. Times are milliseconds. By default a sentinel that was delayed
+// itself, for instance on a busy machine, enters TILT mode and does nothing for half a minute. The ping-period has two
+// bounds. A sentinel that has lost the connection to a server reconnects after one ping-period, so a ping-period must
+// be much shorter than the time after which a server counts as down. A replica is promoted only if it has answered
+// within the last five ping-periods, so a ping-period must not be too short either.
 var sentinelTimers = []any{
 	"sentinel", "debug", "info-period", 500, "ask-period", 100, "ping-period", 350, "publish-period", 100,
 	"tilt-trigger", 20_000, "tilt-period", 100,
 }
 
-// sentinelPublishPeriod is set when all sentinels have found each other. Suppose that a server reports itself as
-// master for four publish-periods while the sentinels know another master. Then the sentinels make that server a
-// replica again. With a short period, they would do this to a replica that is being promoted.
+// sentinelPublishPeriod is set when all sentinels have found each other. If a server reports itself as master for four
+// publish-periods, although the sentinels know another master, the sentinels make that server a replica. With a short
+// publish-period, the sentinels would do this to a replica that is just being promoted.
 var sentinelPublishPeriod = []any{"sentinel", "debug", "publish-period", 500}
 
-// StartSentinel starts a master, two replicas and three sentinels. It returns when all sentinels know each other and
-// both replicas follow the master. All processes end with the test.
+// StartSentinel starts a master, two replicas and three sentinels. StartSentinel returns when all sentinels know each
+// other and both replicas follow the master. All processes end with the test.
 func StartSentinel(t testing.TB) *Sentinel {
 	t.Helper()
 	s := &Sentinel{t: t}
@@ -71,8 +71,9 @@ func StartSentinel(t testing.TB) *Sentinel {
 	s.await("the replicas follow the master", func() bool {
 		return follows(s.servers[1], master) && follows(s.servers[2], master)
 	})
-	// The third sentinel is slower. If three sentinels began a failover at the same moment, each would vote for itself,
-	// and they would retry seconds later. If two sentinels begin, one of them gets the vote of the third.
+	// The third sentinel notices a dead master later than the first two. If three sentinels began a failover at the
+	// same moment, each would vote for itself, and all would retry seconds later. If only two begin, one of the two
+	// gets the vote of the third sentinel.
 	for _, downAfter := range []int{700, 700, 2500} {
 		s.sentinels = append(s.sentinels, startSentinel(t, host, port, downAfter))
 	}
@@ -89,8 +90,8 @@ func StartSentinel(t testing.TB) *Sentinel {
 	return s
 }
 
-// startSentinel starts one sentinel. The sentinel considers a server down after downAfter milliseconds of silence.
-// It writes its state to its configuration file.
+// startSentinel starts one sentinel. The sentinel considers a server down after downAfter milliseconds of silence. The
+// sentinel writes its state to its configuration file, so each sentinel needs a file of its own.
 func startSentinel(t testing.TB, host, port string, downAfter int) *sentinel {
 	t.Helper()
 	path, dir, own := program(t, "redis-server"), t.TempDir(), freePort(t)
@@ -158,7 +159,7 @@ func (s *Sentinel) CutReplicas() {
 	for _, r := range s.Replicas() {
 		r.Freeze()
 	}
-	// Without the cut, a replica would read what is in its socket when it continues.
+	// Without the cut, a replica that continues would read the writes that have arrived in its socket meanwhile.
 	if _, err := master.ask("CLIENT KILL TYPE replica"); err != nil {
 		s.t.Fatalf("realtest: cutting the replicas of %s: %v", master.Addr(), err)
 	}
@@ -174,8 +175,8 @@ func (s *Sentinel) ThawReplicas() {
 	}
 }
 
-// Failover makes the sentinels replace a healthy master. It returns the new master when that server accepts writes.
-// The old master still accepts writes for a moment, and those writes are lost.
+// Failover makes the sentinels replace a healthy master. When the new master accepts writes, Failover returns it. The
+// old master still accepts writes for a moment, and those writes are lost.
 func (s *Sentinel) Failover() *Redis {
 	s.t.Helper()
 	old := s.Master()
@@ -187,7 +188,7 @@ func (s *Sentinel) Failover() *Redis {
 		}
 		return s.all(func(m map[string]string) bool { return m["flags"] == "master" }) && s.allKnowReplicas()
 	})
-	s.await("a sentinel fails over", func() bool { // a sentinel refuses until it has found a suitable replica
+	s.await("a sentinel fails over", func() bool { // a sentinel refuses while it knows no suitable replica
 		_, err := command(s.sentinels[0].addr, "sentinel", "failover", masterName)
 		return err == nil
 	})
@@ -251,8 +252,9 @@ func (s *Sentinel) all(is func(view map[string]string) bool) bool {
 	return true
 }
 
-// allKnowReplicas reports whether every sentinel knows every running replica as a replica. A sentinel that still knows
-// a restarted master as a master would demote it during its next promotion.
+// allKnowReplicas reports whether every sentinel knows every running replica as a replica. A sentinel may still believe
+// that a restarted server is a master, although it is a replica now. Such a sentinel would make the server a replica
+// again just when the server is promoted the next time.
 func (s *Sentinel) allKnowReplicas() bool {
 	for _, one := range s.sentinels {
 		replicas, err := ask(one.addr, (*redis.SentinelClient).Replicas)
@@ -320,8 +322,8 @@ type clusterNode struct {
 const slots = 16384
 
 // StartCluster starts a Cluster. It returns when every node knows all nodes, all slots are served, and every replica
-// follows its master. This takes two seconds, because a master of a new cluster waits two seconds before it serves. All
-// processes end with the test.
+// follows its master. StartCluster takes two seconds, because a master of a new cluster waits two seconds before it
+// serves. All processes end with the test.
 func StartCluster(t testing.TB, masters, replicasEach int) *Cluster {
 	t.Helper()
 	c := &Cluster{t: t}
@@ -432,7 +434,7 @@ func (c *Cluster) Replicas(master *Redis) (replicas []*Redis) {
 	return replicas
 }
 
-// Failover makes a replica replace its healthy master. It returns the new master when all nodes agree.
+// Failover makes a replica replace its healthy master. When all nodes agree on the new master, Failover returns it.
 func (c *Cluster) Failover(master *Redis) *Redis {
 	c.t.Helper()
 	slot := c.firstSlot(master)
@@ -471,7 +473,7 @@ type SlotMove struct {
 	from, to *clusterNode
 }
 
-// OpenSlot begins the move of a slot to another master. It moves no key yet.
+// OpenSlot begins the move of a slot to another master. The keys stay on the old master until MoveKeys or Finish.
 func (c *Cluster) OpenSlot(slot int, to *Redis) *SlotMove {
 	c.t.Helper()
 	m := &SlotMove{c: c, slot: slot, from: c.owner(slot, nil), to: c.node(to)}
@@ -582,7 +584,8 @@ func (n *clusterNode) serves() bool {
 	return err == nil && strings.Contains(info, "cluster_state:ok")
 }
 
-// clusterView is what one node knows about all nodes, by their ids. It lacks nodes that are still in the handshake.
+// clusterView is what one node knows about all nodes, by node id. Nodes that are still in the handshake are not in the
+// view.
 type clusterView map[string]clusterMember
 
 type clusterMember struct {
@@ -599,7 +602,7 @@ func viewOf(n *clusterNode) (clusterView, error) {
 	return parseView(text)
 }
 
-// parseView reads the reply to CLUSTER NODES. It has one line per node:
+// parseView reads the reply to CLUSTER NODES. The reply has one line per node:
 //
 //	id ip:port@busport,name flags master ping pong epoch link slot slot-slot [slot->-id]
 func parseView(text string) (clusterView, error) {

@@ -30,7 +30,7 @@ type Queue[K, W comparable] struct {
 	stop  context.CancelFunc
 	group sync.WaitGroup
 
-	size    atomic.Int32 // of pending
+	size    atomic.Int32 // number of entries in pending, for Empty
 	mu      sync.Mutex   // guards all below
 	pending map[K]item[W]
 	running bool
@@ -38,7 +38,7 @@ type Queue[K, W comparable] struct {
 
 type item[W comparable] struct {
 	work  W
-	until time.Time
+	until time.Time // after this moment, the work is no longer needed
 }
 
 // New returns an empty Queue. try does the work. done gets nil after try succeeded. It gets the error of the last try
@@ -174,7 +174,7 @@ func (q *Queue[K, W]) remove(key K, i item[W]) bool {
 
 // Close ends the goroutine and waits for it. Pending work stays undone.
 func (q *Queue[K, W]) Close() {
-	q.mu.Lock() // after this, add starts no goroutine
+	q.mu.Lock() // add checks ctx under mu, so it starts no goroutine after this stop
 	q.stop()
 	q.mu.Unlock()
 	q.group.Wait()

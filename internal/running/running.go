@@ -16,7 +16,7 @@ type Loads struct {
 	mu       sync.Mutex // guards all below
 	calls    map[*Load]struct{}
 	outlived map[string]int // how many calls have outlived their time-out, by key
-	apart    int            // calls that have outlived their time-out and need no slot, at most slots
+	apart    int            // how many calls have outlived their time-out and may run without a slot; at most slots
 	freed    int            // how many of the apart calls have given their slot back
 	full     chan struct{}  // closed when freed reaches slots; made by Stuck
 	idle     chan struct{}  // made by Wait, closed when no load function runs
@@ -30,10 +30,10 @@ func New(slots int) *Loads {
 // Load is one call of a load function. Its fields are guarded by Loads.mu.
 type Load struct {
 	keys     []string
-	free     func() // gives the load slot back; nil once it was given back
-	outlived bool
+	free     func()      // gives the load slot back; nil once it was given back
+	outlived bool        // the function still ran at its time-out
 	apart    bool        // among Loads.apart
-	timer    *time.Timer // for a call that was abandoned before its time-out
+	timer    *time.Timer // fires at the time-out of a call whose callers have left earlier
 }
 
 // Begin counts a call. free gives the load slot of the call back, and is called exactly once.
@@ -67,7 +67,7 @@ func (r *Loads) remove(c *Load) (free func()) {
 	}
 	if c.apart {
 		if r.freed == r.slots {
-			r.full = nil // it is closed; Stuck makes another one
+			r.full = nil // this channel is closed; Stuck makes another one
 		}
 		r.apart--
 		r.freed--
@@ -80,7 +80,8 @@ func (r *Loads) remove(c *Load) (free func()) {
 }
 
 // Outlive is called when the callers of a load no longer wait for it. If the load function still runs at deadline,
-// Outlive frees its load slot (if apart is below slots), and HasOutlived is true for its keys until it returns.
+// HasOutlived is true for its keys until the load function returns. Outlive then also frees its load slot, unless as
+// many calls as there are slots already run without a slot.
 func (r *Loads) Outlive(c *Load, deadline time.Time) {
 	if left := time.Until(deadline); left > 0 {
 		r.mu.Lock()

@@ -22,7 +22,7 @@ type link struct {
 	up     bool          // false: announcements are lost
 	ended  bool          // stop was called
 	queue  []news        // announcements that pump has not taken yet
-	last   time.Duration // the latest moment due of all announcements so far
+	last   time.Duration // the latest news.due of all announcements so far
 	mem    *memory.Store // the store to which the link is connected; nil while the link is down
 	cut    func()        // ends the subscription of mem
 	more   chan struct{} // wakes pump up; holds one signal

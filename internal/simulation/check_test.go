@@ -12,7 +12,7 @@ import (
 // This file contains the rules about the answers of Gets. load_check_test.go contains the rules about loads.
 
 const (
-	grace = 1500 * ms // time in which the fleet recovers from a fault: close breakers, free leases, repeat invalidations
+	grace = 1500 * ms // time for the fleet to recover from a fault: breakers close, leases end, invalidations succeed
 	tick  = 60 * ms   // tolerance of the rules: a tick of the coarse clock of L1 (at most 50 ms), and the time of a call
 )
 
@@ -38,7 +38,8 @@ func (w *world) storeWorks(node int, from, to time.Duration) bool {
 	return !w.any(from-grace, to, node, anyKey, callFaults...) && !w.any(from-grace, to, anyNode, anyKey, restart)
 }
 
-// newsWorks reports the same for the announcements that a node gets.
+// newsWorks reports whether no fault disturbs the announcements to a node between two moments. A fault that has ended
+// less than grace before the moment from counts as well.
 func (w *world) newsWorks(node int, from, to time.Duration) bool {
 	return !w.any(from-grace, to, node, anyKey, newsFaults...)
 }
@@ -89,6 +90,7 @@ func (w *world) checkAge(g *get) {
 	if g.noStale && stale(g.outcome) {
 		w.violate("G5", "NoStale, but %s", show(g))
 	}
+	// Before the moment published, a caller may have waited for the load b of the value.
 	b := w.db.loads[g.value.Load]
 	published := b.end + 4*w.storeTimeout() + tick
 	if w.any(b.begin, g.end, anyNode, anyKey, callFaults...) || w.any(b.begin, g.end, anyNode, anyKey, newsFaults...) {

@@ -98,8 +98,8 @@ func (w *world) changed(a, b *load) bool {
 	})
 }
 
-// checkWanted checks that a load begins during a call that asks for its key, or soon after that call. So a background
-// refresh does not wait long for a load slot.
+// checkWanted checks that a load begins during a call that asks for its key, or soon after that call. A background
+// refresh that waited longer for a load slot would break this rule.
 func (w *world) checkWanted(b *load) {
 	if w.any(b.begin-w.cfg.LoadTimeout-grace, b.begin, b.node, anyKey, callFaults...) {
 		return

@@ -31,7 +31,8 @@ type server struct {
 	links  map[*link]struct{}
 }
 
-// publication says when a version of a key was stored that is newer than all earlier stored versions.
+// publication notes that a version of a key was stored at the moment at. All versions of the key that were stored
+// before are older.
 type publication struct {
 	key, version int
 	at           time.Duration

@@ -11,8 +11,8 @@ import (
 	"github.com/refill-go/refill"
 )
 
-// failure describes a failed load to the requests for which the handler did not run. A failure travels to other nodes
-// as the text of an error. failureOf parses that text.
+// failure holds what other requests may learn of a failed load, if the handler did not run for them. A failure travels
+// to other nodes as the text of an error. failureOf parses that text.
 type failure struct {
 	status   int    // 5xx
 	personal bool   // the request had credentials, so the failure may be specific to its user

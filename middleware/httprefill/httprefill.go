@@ -156,7 +156,7 @@ func New(cfg Config) (*Cache, error) {
 	setDefault(&cfg.Name, defaultName)
 	setDefault(&cfg.MaxBody, defaultMaxBody)
 	setDefault(&cfg.TTL, defaultTTL)
-	setDefault(&cfg.StaleIfError, cfg.StaleFor) // set, so that the StaleFor of a response does not replace it
+	setDefault(&cfg.StaleIfError, cfg.StaleFor) // explicit, because the default would be the StaleFor of each response
 	setDefault(&cfg.LocalBytes, defaultLocalBytes)
 	setDefault(&cfg.MaxLoads, -1)
 	setDefault(&cfg.MaxWaiters, -1)

@@ -24,7 +24,7 @@ type verdict struct {
 	open     class         // requests with these credentials may get the response as well
 	strict   bool          // never served stale
 
-	once bool // uncacheable because the body is above MaxBody; pass does not extend such a pass mark
+	once bool // uncacheable because the body is above MaxBody; visit.pass does not extend such a pass mark
 }
 
 type kind uint8
@@ -78,7 +78,7 @@ func judge(status int, h http.Header, c class, t terms, now time.Time) verdict {
 	case cc.strict:
 	case cc.hasSWR:
 		v.staleFor = cc.swr
-	case !cc.hasSMaxAge: // s-maxage implies proxy-revalidate, unless the response itself says otherwise
+	case !cc.hasSMaxAge: // s-maxage implies proxy-revalidate, so it excludes StaleFor, but not the swr above
 		v.staleFor = t.staleFor
 	}
 	return v
@@ -116,12 +116,12 @@ type cacheControl struct {
 	strict  bool // must-revalidate or proxy-revalidate
 	must    bool // must-revalidate
 
-	maxAge, sMaxAge, swr          time.Duration
+	maxAge, sMaxAge, swr          time.Duration // swr is stale-while-revalidate
 	hasMaxAge, hasSMaxAge, hasSWR bool
 }
 
-// opens returns the credentials for which the response may be shared. The rules are those of RFC 9111, 3.5. Cookies,
-// which the RFC does not mention, need public or s-maxage.
+// opens returns the credentials with which a request may get the response from the cache. The rules are those of RFC
+// 9111, 3.5. Cookies, which the RFC does not mention, need public or s-maxage.
 func (cc *cacheControl) opens() class {
 	switch {
 	case cc.public || cc.hasSMaxAge:

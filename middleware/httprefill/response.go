@@ -16,9 +16,9 @@ import (
 type response struct {
 	uncacheable bool // the response belongs to the one request that it was made for; never stored
 
-	open     class // requests with these credentials may get the response as well
-	strict   bool  // never served stale
-	born     time.Time
+	open     class         // requests with these credentials may get the response as well
+	strict   bool          // never served stale
+	born     time.Time     // when the response was generated: the start of its run minus its Age
 	took     time.Duration // from born until the response was complete
 	lifetime time.Duration // counted from born
 	status   int
@@ -26,9 +26,9 @@ type response struct {
 	body     []byte
 }
 
-// serves reports whether a request of class c that came at the moment came may get p now. The Loader judges the age
-// of p, but the Loader does not know that a strict response must not be served in place of an error. A request that
-// waited for p may get p, however long the wait took.
+// serves reports whether a request of class c that came at the moment came may get p now. The Loader judges the age of
+// p, but the Loader would also serve a stale p in place of an error. A strict p must never be served stale, so serves
+// refuses it then. A request that came before p was complete has waited for p, and may get p even if p is stale by now.
 func (p *response) serves(c class, came, now time.Time) bool {
 	if p.uncacheable || c&^p.open != 0 {
 		return false
@@ -150,7 +150,7 @@ func storable(h http.Header, now time.Time) http.Header {
 	} {
 		delete(h, name)
 	}
-	if _, set := h["Date"]; !set { // otherwise the server sets a new Date in each answer
+	if _, set := h["Date"]; !set { // without a stored Date, the server would set a new Date in each answer
 		h.Set("Date", now.UTC().Format(http.TimeFormat))
 	}
 	return h

@@ -244,7 +244,8 @@ func TestServerAroundAProxy(t *testing.T) {
 		t.Errorf("%d runs of a page in chunks, want 1", n)
 	}
 	if res, err := srv.Client().Get(srv.URL + "/broken"); err == nil {
-		if body, err := io.ReadAll(res.Body); err == nil && res.StatusCode == 200 { // Go's client retries a lost GET
+		// The status may be 502, because Go's client repeats a GET whose connection was lost.
+		if body, err := io.ReadAll(res.Body); err == nil && res.StatusCode == 200 {
 			t.Errorf("half a body was read without an error: %d %q", res.StatusCode, body)
 		}
 		res.Body.Close()

@@ -46,14 +46,14 @@ type run struct {
 
 	mu       sync.Mutex // guards the fields below
 	phase    phase
-	verdict  verdict     // judged by the known part of the header; does not change after decided is closed
+	verdict  verdict     // the latest decision about the response; does not change after decided is closed
 	status   int         // 0 until the status is collected; stays 0 if the run is handed over before that
 	sent     http.Header // a copy of header from the moment when the status was collected
 	body     []byte
 	took     time.Duration // from begun until the response was complete
 	flushed  bool          // the handler asked for a flush while the response was collected
 	panicked any
-	deadline [2]*time.Time // set by the handler for its connection: read, write
+	deadline [2]*time.Time // the read and the write deadline that the handler has set; nil = not set
 }
 
 type phase uint8
@@ -123,16 +123,16 @@ func (u *run) settle(p phase, v verdict) {
 	close(u.decided)
 }
 
-// remember sets a pass mark if the response is uncacheable. The response of a cancelled handler is no evidence, so
-// remember ignores it.
+// remember sets a pass mark if the response is uncacheable. A handler that was cancelled may answer anything, so
+// remember ignores its response.
 func (u *run) remember(v verdict) {
 	if v.kind == uncacheable && u.ctx.Err() == nil {
 		u.learn(v)
 	}
 }
 
-// handOver hands the run over if the run is still collecting. Callers use handOver outside of the handler's
-// goroutine, or before the handler has set a status.
+// handOver hands the run over if the run is still collecting. The handler calls handOver for a 1xx response and for a
+// hijack. The owner and its load call handOver when they no longer wait for the response.
 func (u *run) handOver(v verdict) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -173,7 +173,7 @@ func (u *run) trailers() bool {
 	return false
 }
 
-// response returns the complete response.
+// response makes the value for the Loader from what a complete run has collected.
 func (u *run) response() *response {
 	v := u.verdict
 	h := storable(u.sent, u.begun)
@@ -304,10 +304,12 @@ func (u *run) Hijack() (conn net.Conn, buffered *bufio.ReadWriter, err error) {
 	return conn, buffered, err
 }
 
-// SetReadDeadline applies to the owner's connection, from the hand-over on.
+// SetReadDeadline sets the deadline of the owner's connection. Before the hand-over, it only notes the deadline for
+// begin.
 func (u *run) SetReadDeadline(t time.Time) error { return u.setDeadline(0, t) }
 
-// SetWriteDeadline applies to the owner's connection, from the hand-over on.
+// SetWriteDeadline sets the deadline of the owner's connection. Before the hand-over, it only notes the deadline for
+// begin.
 func (u *run) SetWriteDeadline(t time.Time) error { return u.setDeadline(1, t) }
 
 func (u *run) setDeadline(which int, t time.Time) error {

@@ -45,9 +45,9 @@ type visit struct {
 	class class
 	came  time.Time
 
-	owner  context.Context // see run.owner
-	fill   *http.Request   // what the handler gets when its response may be for all clients
-	latest atomic.Pointer[run]
+	owner  context.Context     // ends when this request is answered, or when its client leaves
+	fill   *http.Request       // what the handler gets when its response may be for all clients
+	latest atomic.Pointer[run] // the last run that began for this request, also as a background refresh
 }
 
 // get answers a GET.

@@ -165,7 +165,7 @@ func TestLoggedInAndAnonymous(t *testing.T) {
 		}
 		burst(false)
 		burst(true)
-		time.Sleep(20 * time.Second) // stale now
+		time.Sleep(20 * time.Second) // now the pages are stale
 		burst(true)                  // one of these requests begins a refresh, which is private
 		n := s.runs.Load()
 		burst(false)
@@ -246,7 +246,7 @@ func TestFailureOnAnotherNode(t *testing.T) {
 		go ask(a, "GET", "/")
 		synctest.Wait()
 		go ask(b, "GET", "/")
-		time.Sleep(150 * ms) // b runs
+		time.Sleep(150 * ms) // node b runs its handler
 		if w := ask(c, "GET", "/"); w.Code != 502 || w.Header().Get("Retry-After") != "1" {
 			t.Errorf("%d %v", w.Code, w.Header())
 		}

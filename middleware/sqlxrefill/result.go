@@ -50,8 +50,8 @@ func readResult(rows *sql.Rows, which span) (r *result, size int, err error) {
 //
 //	number of columns, their names, number of rows, values row by row
 //
-// A value is a tag and the data for that tag. A change of this format needs a new name of the codec, because a record
-// with another codec name is a miss.
+// A value is a type tag (see value.go) and the data for that type. A change of this format needs a new name of the
+// codec, because a record with another codec name is a miss.
 type codec struct{}
 
 func (codec) Name() string { return "sqlx1" }

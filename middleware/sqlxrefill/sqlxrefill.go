@@ -157,9 +157,9 @@ func (db *DB) SelectContext(ctx context.Context, dest any, query string, args ..
 }
 
 // Invalidate removes the results of this query with these arguments, for both GetContext and SelectContext, on all
-// nodes. When Invalidate has returned nil, no result of a query that began before the call is served as fresh. Pass
-// the same text and values as the reads. For instance 5 and int64(5) are the same value, but 5 and "5" differ. One
-// moment in two time zones is two values.
+// nodes. When Invalidate has returned nil, no result of a query that began before the call is served as fresh. Pass the
+// same text and values as the reads. For instance 5 and int64(5) are the same value, but 5 and "5" differ. The same
+// moment in two time zones counts as two values.
 //
 // Call Invalidate after the transaction that changed the rows is committed. An error means that the shared store was
 // not reached. See refill.Loader.Invalidate for what happens then.
@@ -192,7 +192,8 @@ func (db *DB) Close() error {
 	return errors.Join(err, db.replay.close())
 }
 
-// orClosed replaces the error of a scan if Close came before the call, or between its load and its scan.
+// orClosed returns ErrClosed in place of the error of a scan if the DB was closed. Close may have come before the call,
+// or between the load and the scan of the call.
 func (db *DB) orClosed(err error) error {
 	if err != nil && db.closed.Load() {
 		return refill.ErrClosed

@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// These tags say which Go type an encoded value has. A Scanner, or a scan into an any, sees the type that the driver
-// returned. The tags before the blank line are for the types that database/sql/driver allows. The tags after the
-// blank line are for further types that some drivers return.
+// These type tags (not tags of refill) say which Go type an encoded value has. A Scanner, or a scan into an any, sees
+// the type that the driver returned. The tags before the blank line are for the types that database/sql/driver allows.
+// The tags after the blank line are for further types that some drivers return.
 const (
 	tagNil byte = iota
 	tagFalse

@@ -17,9 +17,10 @@ type Limits struct {
 	MaxLoads                                                     int
 }
 
-// These tolerances excuse short delays of a busy machine. A longer pause of a process is in the history as a Gap.
+// These tolerances excuse short delays of a busy machine. If a process pauses for longer, the process writes a Gap into
+// the history.
 const (
-	slack    = 60 * time.Millisecond  // the delay between two consecutive steps of a process
+	slack    = 60 * time.Millisecond  // the longest delay between two consecutive steps of a process
 	announce = 150 * time.Millisecond // from the end of an Invalidate until other nodes have dropped the value from L1
 	grace    = time.Second            // from the end of a fault until all connections and the subscription are back
 	gapGrace = 300 * time.Millisecond // from the end of a Gap until the process is healthy; a Gap may cost a lease
@@ -48,7 +49,7 @@ type Stats struct {
 	Judged                                         int // loads for which Check could judge G1
 	NoDB                                           int // loads that could not reach the database
 	Foreign                                        int // failures of loads on another node that g6 judged
-	Takeovers                                      int // processes stopped during a load, without any other fault
+	Takeovers                                      int // loads whose process was stopped, without any other fault
 	Gaps                                           int
 	Healthy                                        float64 // share of the time in which G1 was checked
 	MaxGet                                         time.Duration
@@ -177,7 +178,7 @@ func (c *checker) fault(e Event) {
 	}
 }
 
-// order sorts all lists. It also sets the End of events that have none.
+// order sorts all lists. order also sets the End of events that have no End.
 func (c *checker) order() {
 	byBegin := func(a, b Event) int { return cmp.Compare(a.Begin, b.Begin) }
 	for _, of := range []map[string][]Event{c.loads, c.refreshes, c.reported} {
@@ -215,7 +216,8 @@ func (c *checker) close(v *Event) {
 	v.Err = ErrStore
 	v.End = max(v.Begin, v.End) + int64(c.TTL+max(c.StaleFor, c.StaleIfError)+c.LoadTimeout+2*time.Second)
 	for _, retry := range c.reported[v.Process+" "+v.Key+" invalidate-retried"] {
-		// A retry that began before this invalidation failed, or at about that time, may belong to an earlier invalidation.
+		// If a retry began before this invalidation had failed, or at about that time, the retry may belong to an
+		// earlier invalidation.
 		if returned == 0 || retry.Begin < returned+int64(c.StoreTimeout+slack) {
 			continue
 		}
@@ -229,11 +231,11 @@ func (c *checker) close(v *Event) {
 	}
 }
 
-// healthy reports whether the given nodes had no fault between the two times. Without a given node, healthy asks this
-// about all nodes. A fault of Redis counts for every node.
+// healthy reports whether the given nodes had no fault between from and to. If no node is given, healthy checks all
+// nodes. A fault of Redis counts for every node.
 func (c *checker) healthy(from, to int64, nodes ...string) bool { return c.clean(nil, from, to, nodes) }
 
-// clean is like healthy, but ignores the spans for which except returns true.
+// clean is like healthy, but ignores the faults for which except returns true.
 func (c *checker) clean(except func(span) bool, from, to int64, nodes []string) bool {
 	for _, s := range c.wrong {
 		if s.begin > to {
@@ -247,7 +249,7 @@ func (c *checker) clean(except func(span) bool, from, to int64, nodes []string) 
 	return true
 }
 
-// invalidated reports whether an Invalidate or Expire of the key may have taken effect between the two times.
+// invalidated reports whether an Invalidate or Expire of the key may have taken effect between from and to.
 func (c *checker) invalidated(key string, from, to int64) bool {
 	return overlaps(c.invalidations[key], from, to)
 }

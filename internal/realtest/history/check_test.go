@@ -15,8 +15,8 @@ var limits = Limits{
 	Jitter: 0.1, MaxLoads: 2,
 }
 
-// ms returns a time in a history, t milliseconds after its begin. A history begins at 10 s, so that no time is
-// negative.
+// ms returns a time in a history, t milliseconds after its begin. Histories begin at 10 s, so that times shortly before
+// the begin are not negative.
 func ms(t int) int64 { return int64(10*time.Second) + int64(t)*int64(time.Millisecond) }
 
 // load returns a Load event. who is the process that loads. id is unique among the loads of that process.
@@ -32,7 +32,7 @@ func published(who string, id int64, key string, begin, end int) []Event {
 	}
 }
 
-// get returns a Get event. The load of the event by made the value that the Get returned.
+// get returns a Get event. The argument by is the Load event of the load that made the value.
 func get(who string, begin, end int, outcome string, by Event) Event {
 	return Event{
 		Kind: Get, Process: who, Key: by.Key, Begin: ms(begin), End: ms(end), Outcome: outcome, Deadline: ms(begin + 5000),
@@ -192,7 +192,7 @@ func badTimes() []badHistory {
 	stuck := load("n0.1", 1, "a", 0, 5000, "ok")
 	unfinished := stuck
 	unfinished.End, unfinished.Outcome = 0, ""
-	calm := invalidation("n0.1", "invalidate", 9000, 9001) // makes the run end much later
+	calm := invalidation("n0.1", "invalidate", 9000, 9001) // a late event, so that the run ends much later
 	calm.Key = "z"
 	late := get("n0.1", 0, 5100, "loaded", first[0])
 	return []badHistory{

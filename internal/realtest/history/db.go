@@ -9,9 +9,9 @@ import (
 	"unsafe"
 )
 
-// DB is the database behind the caches. It holds a version number per key, and a mark per node, in a file that all
-// processes map into memory. So reads and writes are atomic and cost almost nothing, and the data survives the death
-// of a process.
+// DB is the database behind the caches. It holds a version number per key, and a mark per node (Gone), in a file that
+// all processes map into memory. So reads and writes are atomic and cost almost nothing, and the data survives the
+// death of a process.
 type DB struct {
 	memory []byte
 }
@@ -35,7 +35,7 @@ func OpenDB(path string) (*DB, error) {
 // Row returns the version of the key with this index in [Keys].
 func (d *DB) Row(key int) *atomic.Int64 { return (*atomic.Int64)(unsafe.Pointer(&d.memory[8*key])) }
 
-// Gone returns whether the node with this number cannot reach the database: 0 = it can.
+// Gone returns the mark of the node with this number. If the mark is not 0, the node cannot reach the database.
 func (d *DB) Gone(node int) *atomic.Int64 {
 	return (*atomic.Int64)(unsafe.Pointer(&d.memory[dbSize/2+8*node]))
 }

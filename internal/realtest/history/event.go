@@ -1,5 +1,5 @@
-// Package history records what a fleet of Loaders does under faults. It checks this history against the guarantees
-// of refill (G1 to G8 in docs/guarantees.md).
+// Package history records what a fleet of Loaders does under faults, and checks this record (the history) against the
+// guarantees of refill (G1 to G8 in docs/guarantees.md).
 //
 // Each process of the fleet executes [Run], and writes its events as JSON lines to its own file ([Log]). The test
 // draws the faults from a seed ([NewPlan]), and writes the injected faults to another file. [Read] reads all files,
@@ -44,19 +44,19 @@ const (
 type Event struct {
 	Kind    Kind   `json:"k"`
 	Process string `json:"p,omitempty"` // "n2.3" is the third process of node n2
-	ID      int64  `json:"i,omitempty"` // numbers the Loads, and the Invalidations and Refreshes, of a process
+	ID      int64  `json:"i,omitempty"` // numbers the Loads of a process, and its Invalidations and Refreshes
 	Key     string `json:"key,omitempty"`
 	Begin   int64  `json:"b"`
 	End     int64  `json:"e,omitempty"` // 0 = unknown, because the process was killed before the end
-	// Op is "invalidate" or "expire", the kind of a Fault, or the name of an event kind of refill. It is FaultNoDB for a
-	// Load that could not reach the database.
+	// Op of an Invalidation is "invalidate" or "expire", Op of a Fault is its kind, and Op of an OnEvent is the name of
+	// the event kind of refill. Op of a Load is FaultNoDB if the load could not reach the database.
 	Op string `json:"op,omitempty"`
-	// Outcome of a Get is the string of its refill.Outcome, or empty if the call returns no Outcome. A Load has ok,
-	// absent, failed, or ended (its context had ended). A Sample has fresh or expired.
+	// Outcome of a Get is the string of its refill.Outcome, or empty if the call returns no Outcome. Outcome of a Load
+	// is ok, absent, failed, or ended (the context of the load had ended). Outcome of a Sample is fresh or expired.
 	Outcome string `json:"o,omitempty"`
 	// Err is empty for nil. Otherwise it is one of the Err constants, or the text of an error that must not occur.
 	Err      string `json:"err,omitempty"`
-	Deadline int64  `json:"d,omitempty"` // the deadline of a Get's context
+	Deadline int64  `json:"d,omitempty"` // when the context of a Get ends
 	// Version is what the database held when an Invalidation began, or what a Load read.
 	Version int64  `json:"v,omitempty"`
 	Value   *Value `json:"val,omitempty"`
@@ -64,7 +64,7 @@ type Event struct {
 
 // The errors that a Get may return.
 const (
-	ErrCtx        = "ctx"
+	ErrCtx        = "ctx"        // the error of the Get's context
 	ErrAbsent     = "absent"     // ErrNotFound; Value names the load that returned it
 	ErrLoad       = "load"       // a LoadError; Value names the load that failed
 	ErrTimeout    = "timeout"    // a LoadError whose Timeout is true
@@ -82,8 +82,8 @@ type Value struct {
 	Load    int64  `json:"l"` // the ID of the Load
 }
 
-// Log writes a history to a file. Each event is one write. So if a process is killed, only its last line can be
-// incomplete.
+// Log writes a history to a file. Write writes an event with a single system call. So if the process is killed, only
+// the last line of the file can be incomplete.
 type Log struct {
 	mu   sync.Mutex // guards file
 	file *os.File

@@ -29,9 +29,9 @@ const Name = "history"
 // of that key.
 var Keys = []string{"a", "b", "c", "d", "calm"}
 
-// Promised returns the settings of the Loaders of a run, for Check. In one run of three, a value lives longer than
-// the Loader needs to retry an Invalidate that failed. In the other runs, values live shorter, which causes more
-// loads.
+// Promised returns the settings of the Loaders of a run, by which Check judges the history. In one run of three, TTL is
+// so long that a Loader can retry a failed Invalidate before the value expires. In the other runs TTL is shorter, which
+// causes more loads.
 func Promised(seed uint64) Limits {
 	l := short
 	if seed%3 == 0 {
@@ -142,7 +142,7 @@ func (p *process) onEvent(e refill.Event) {
 	}
 }
 
-// load is the load function. It reads the version first, and then waits.
+// load is the load function. As a query does, load reads the version in the database first, and then takes a while.
 func (p *process) load(ctx context.Context, key string) (Value, error) {
 	e := Event{Kind: Load, Process: p.Process, ID: p.loads.Add(1), Key: key, Begin: Now()}
 	e.Version = p.db.Row(row(key)).Load()
@@ -189,8 +189,8 @@ func (p *process) load(ctx context.Context, key string) (Value, error) {
 	return v, nil
 }
 
-// provoke makes the writer write the key at once, in one of oneIn calls. Without provoke, an Invalidate would rarely
-// race with a read or with the end of a load, because such a race lasts less than a millisecond.
+// In one of oneIn calls, provoke makes the writer write and invalidate the key at once. Reads and ends of loads call
+// provoke, because otherwise an Invalidate would rarely happen in the same millisecond.
 func (p *process) provoke(key string, oneIn int) {
 	if rand.IntN(oneIn) > 0 || row(key) == len(Keys)-1 {
 		return
@@ -201,7 +201,7 @@ func (p *process) provoke(key string, oneIn int) {
 	}
 }
 
-// loadTime draws the length of a load. Sometimes the length is almost nothing, sometimes longer than LockTTL, and
+// loadTime draws the length of a load. Sometimes the load takes almost no time, sometimes longer than LockTTL, and
 // rarely longer than LoadTimeout.
 func (p *process) loadTime() time.Duration {
 	ms := func(least, most int) time.Duration {
@@ -227,7 +227,7 @@ func row(key string) int {
 	panic("no such key: " + key)
 }
 
-// reader calls Get again and again. It chooses the first keys more often than the last keys.
+// reader calls Get again and again, for random keys. The first keys of Keys are chosen more often than the last keys.
 func (p *process) reader(ctx context.Context, rnd *rand.Rand) {
 	for pause(ctx, rnd, 3, 25) {
 		key := Keys[min(rnd.IntN(len(Keys)), rnd.IntN(2*len(Keys)))]
@@ -240,7 +240,7 @@ func (p *process) reader(ctx context.Context, rnd *rand.Rand) {
 func (p *process) get(rnd *rand.Rand, key string) {
 	limit := between(rnd, 500, 3500)
 	if rnd.IntN(12) == 0 {
-		limit = between(rnd, 10, 80) // the context of this call ends before most loads end
+		limit = between(rnd, 10, 80) // shorter than most loads
 	}
 	e := Event{Kind: Get, Process: p.Process, Key: key, Begin: Now()}
 	deadline := time.Now().Add(limit)
@@ -348,7 +348,7 @@ func (p *process) do(e Event, f func(context.Context, ...string) error) {
 	p.log.Write(e)
 }
 
-// pause sleeps for least to most milliseconds. It returns false if ctx ended.
+// pause sleeps for a random time of least to most milliseconds. If ctx ends before that, pause returns false.
 func pause(ctx context.Context, rnd *rand.Rand, least, most int) bool {
 	timer := time.NewTimer(between(rnd, least, most))
 	defer timer.Stop()

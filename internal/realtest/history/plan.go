@@ -6,16 +6,16 @@ import (
 	"time"
 )
 
-// The kinds of faults. During a soft fault every node can still reach its store. During a mild fault all promises
-// hold.
+// The kinds of faults. A fault is soft if every node can still reach its store, but may lose its subscription or its
+// scripts, or may find foreign bytes. A fault is mild if all promises hold in spite of the fault.
 const (
 	FaultKill      = "kill"       // kill -9 of a process; the node starts again at the end
 	FaultFreeze    = "freeze"     // SIGSTOP of a process, SIGCONT at the end
-	FaultSlow      = "slow"       // the proxy of a node delays every reply for longer than StoreTimeout
+	FaultSlow      = "slow"       // the proxy of a node delays every reply by more than StoreTimeout
 	FaultReset     = "reset"      // the proxy cuts all connections of a node
 	FaultBlackHole = "black-hole" // nothing passes the proxy
 	FaultRefuse    = "refuse"     // the proxy refuses connections
-	FaultLose      = "lose-reply" // the server executes a command Arg of a node, and the reply is lost
+	FaultLose      = "lose-reply" // the server executes the next command Arg of a node, and the reply is lost
 	FaultJitter    = "jitter"     // mild: replies of a node are up to 10 ms late, in changing order
 	FaultNoDB      = "no-db"      // mild: each load of a node fails at once
 
@@ -56,8 +56,9 @@ type Planned struct {
 	Seed  uint64          // for random numbers during the fault
 }
 
-// A plan consists of cycles. A cycle begins with a quiet part, in which Check can judge G1 and the bounds of a
-// healthy fleet. Then come the faults, and then a calm part in which the fleet heals.
+// A plan consists of cycles. A cycle begins with a quiet part, in which Check can judge G1 and the bounds of a healthy
+// fleet. The quiet part of each cycle but the first has one stopLong. Then come faults of all kinds, and then a calm
+// part in which the fleet heals. Mild faults occur in all parts.
 const (
 	cycle = 10 * time.Second
 	quiet = 3 * time.Second
@@ -68,7 +69,7 @@ const (
 func NewPlan(seed uint64, length time.Duration, nodes int) []Planned {
 	rnd := rand.New(rand.NewPCG(seed, 1))
 	var plan []Planned
-	busy := make([]time.Duration, nodes+1) // until when each node has a fault; the last element is for Redis
+	busy := make([]time.Duration, nodes+1) // by node: when its last fault ends; the last element is for Redis
 	add := func(p Planned) {
 		who := p.Node
 		if who < 0 {
@@ -80,7 +81,7 @@ func NewPlan(seed uint64, length time.Duration, nodes int) []Planned {
 		busy[who] = p.At + p.For + 50*time.Millisecond
 		plan = append(plan, p)
 	}
-	alone := cycle + time.Second // after the first cycle, so that a short run has a quiet part without faults
+	alone := cycle + time.Second // when stopLong comes next; a short run gets one quiet part without it
 	for at := 500 * time.Millisecond; at < length-calm; {
 		if at >= alone && at < length-calm-time.Second {
 			add(stopLong(rnd, at, nodes))

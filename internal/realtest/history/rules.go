@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// rules check the promises G1–G7, as far as a history shows them. g6 checks that the failures of one node stay with
-// that node. g7Errors (which errors a Get may return) and g4Deadline (how long a Get may take) cover the rest of G6.
-// TestHistory checks G8 at the end of the run.
+// rules check the promises G1–G7 (docs/guarantees.md), as far as a history shows them. g6 checks that the failures of
+// one node stay with that node. g7Errors (which errors a Get may return) and g4Deadline (how long a Get may take) cover
+// the rest of G6. TestHistory checks G8 at the end of the run.
 var rules = []func(*checker){
 	(*checker).g1, (*checker).g2SameProcess, (*checker).g2Retried, (*checker).g2Store, (*checker).g2Announced,
 	(*checker).g3Store, (*checker).g3Node, (*checker).g4Deadline, (*checker).g4Takeover, (*checker).g5, (*checker).g6,
@@ -18,16 +18,16 @@ var rules = []func(*checker){
 }
 
 // g1 checks that there is one load per key per expiry in the fleet. g1 judges only times in which Redis and all nodes
-// are healthy and no call invalidates, expires or refreshes the key. During a fault and shortly after a fault, g1
-// allows a second load, and counts it.
+// are healthy and no call invalidates, expires or refreshes the key. During a fault and shortly after a fault, two
+// loads of a key may overlap. g1 does not report such loads, but counts them (Stats.Overlaps).
 func (c *checker) g1() {
 	for key, loads := range c.loads {
 		for i, y := range loads {
 			overlapped, judged := false, false
 			for j := i - 1; j >= 0 && loads[j].Begin > y.Begin-int64(2*c.LoadTimeout+c.TTL); j-- {
 				x := loads[j]
-				// The node takes the claim of load x a moment before the load function begins. From that moment on, an invalidation
-				// may remove the claim.
+				// The node takes the claim of load x a moment before the load function begins, and an invalidation may
+				// remove the claim from then on. So g1 looks for invalidations from slack before x.Begin.
 				from := x.Begin - int64(slack)
 				if c.invalidated(key, from, y.Begin) {
 					continue
@@ -53,8 +53,8 @@ func (c *checker) g1() {
 	}
 }
 
-// tooEarly reports whether load y began while the value or the failure of load x was still valid. The caller has
-// checked that no invalidation came between x and y.
+// tooEarly reports whether load y began although the value or absence from load x was still fresh, or the back-off
+// after load x was not over. The caller has checked that no invalidation came between x and y.
 func (c *checker) tooEarly(x, y Event) bool {
 	if overlaps(c.refreshes[x.Key], x.Begin, y.Begin) {
 		return false
@@ -75,8 +75,8 @@ func (c *checker) tooEarly(x, y Event) bool {
 	return y.Begin < until-int64(slack) && c.wasReported(x, "published")
 }
 
-// second reports whether load x is the second failure in a row, and the first failure was that of another node. Then x
-// holds back all nodes. Otherwise x holds back only its own node.
+// second reports whether the failure of load x holds back all nodes, because a load of the key had failed on another
+// node just before. Otherwise the failure holds back only the node of x.
 func (c *checker) second(x Event) bool {
 	return slices.ContainsFunc(c.loads[x.Key], func(p Event) bool {
 		return p.Outcome == "failed" && p.Process != x.Process && p.End != 0 && p.End <= x.Begin-int64(slack/2) &&
@@ -86,7 +86,7 @@ func (c *checker) second(x Event) bool {
 	})
 }
 
-// succeededBetween reports whether a load of the key ended between the two times and did not fail.
+// succeededBetween reports whether a load of the key ended between from and to and did not fail.
 func (c *checker) succeededBetween(key string, from, to int64) bool {
 	return slices.ContainsFunc(c.loads[key], func(l Event) bool {
 		return l.End >= from && l.Begin <= to && l.Outcome != "failed"
@@ -98,8 +98,8 @@ func (c *checker) wasReported(x Event, kind string) bool {
 	return overlaps(c.reported[x.Process+" "+x.Key+" "+kind], x.End, x.End+int64(c.StoreTimeout+slack))
 }
 
-// latest finds, among all events that ended before a given time, the event with the largest number. The function of
-// returns the number of an event.
+// latest answers this question: among all events that ended before a given time, which event has the largest number?
+// The number of an event is what the function of (begin, loadBegan or version) returns for the event.
 type latest struct {
 	ends []int64
 	best []Event
@@ -120,8 +120,8 @@ func newLatest(events []Event, of func(Event) int64) *latest {
 	return l
 }
 
-// before returns the event with the largest number among those that ended before t. It returns false if no event
-// ended before t.
+// before returns the event with the largest number among those that ended before t. If no event ended before t, before
+// returns false.
 func (l *latest) before(t int64) (Event, bool) {
 	if l == nil {
 		return Event{}, false
@@ -137,8 +137,8 @@ func begin(e Event) int64     { return e.Begin }
 func loadBegan(e Event) int64 { return e.Value.Began }
 func version(e Event) int64   { return e.Version }
 
-// latestBy takes the events for which keep returns true, groups them by what group returns, and makes a latest of each
-// group.
+// latestBy takes the events for which the function keep returns true, puts events with the same result of the function
+// group into one group, and makes a latest of each group.
 func latestBy(
 	events []Event, of func(Event) int64, keep func(Event) bool, group func(Event) string,
 ) map[string]*latest {
@@ -174,7 +174,8 @@ func outcome(e Event, of ...string) bool { return slices.Contains(of, e.Outcome)
 // g2SameProcess checks that, after an Invalidate or Expire has returned nil, no later Get of the same process is
 // answered by a load that began before that call. After Expire this must hold for fresh values and failures. After
 // Invalidate it must hold for every answer. The promise must hold at all times, whatever happens to Redis and the
-// network. Plain Get does not say whether its value is stale, so this rule checks plain Get against Invalidate only.
+// network. Get, unlike GetResult, does not say whether its value is stale, so this rule checks answers of Get against
+// Invalidate only.
 func (c *checker) g2SameProcess() {
 	either := latestBy(c.allInvalidations(), begin, succeeded, byProcessAndKey)
 	invalidates := latestBy(c.allInvalidations(), begin, succeededInvalidate, byProcessAndKey)
@@ -193,9 +194,9 @@ func (c *checker) g2SameProcess() {
 	}
 }
 
-// g2Retried checks invalidations that failed. As soon as the Loader reports that a retry succeeded, no later Get of
-// the same process may be answered by a load that began before the invalidation. Until then the process may have
-// read the old value again.
+// g2Retried checks invalidations that failed. When the Loader has reported that a retry succeeded, no later Get of the
+// same process may be answered by a load that began before the invalidation. Before that report, a Get may return the
+// old value, because the process may have read the value again.
 func (c *checker) g2Retried() {
 	done := latestBy(c.retried, begin, succeeded, byProcessAndKey)
 	for _, g := range c.gets {
@@ -231,11 +232,11 @@ func (c *checker) g2Store() {
 	}
 }
 
-// g2Announced checks that other nodes drop a value when its invalidation is announced. A moment after the
-// invalidation has returned, a healthy node with a healthy Redis must not answer from L1, or from a flight, with an
-// older value. During soft faults a node can reach its store, but may miss the announcement. Then L1 must stop
-// serving the older value after LocalTTL. A node that cannot reach its store may serve what L1 has, and G5 limits
-// the age of that value.
+// g2Announced checks that other nodes drop a value when its invalidation is announced. A moment after the invalidation
+// has returned, a healthy node with a healthy Redis must not answer from L1, or from a flight, with an older value.
+// During soft faults a node can reach its store, but may miss the announcement. In that case L1 must stop serving the
+// older value after LocalTTL. A node that cannot reach its store may serve what L1 has, and G5 limits the age of that
+// value.
 func (c *checker) g2Announced() {
 	done := latestBy(c.allInvalidations(), begin, succeeded, byKey)
 	lostAnnouncement := c.LocalTTL + c.StoreTimeout + slack
@@ -259,8 +260,9 @@ func (c *checker) g2Announced() {
 }
 
 // g3Store checks that in the store the value of an older load never follows the value of a newer load. g3Store knows
-// the values that the test and Gets (outcome shared or loaded-elsewhere) have read. It cannot check a value that no Get
-// and no sample has read. The promise must hold at all times, also when Redis comes back empty.
+// the values that the test itself has read (samples), and the values that Gets have read (outcome shared or
+// loaded-elsewhere). g3Store cannot check a value that neither has read. The promise must hold at all times, also when
+// Redis comes back empty.
 func (c *checker) g3Store() {
 	seen := append(slices.Clone(c.gets), c.samples...)
 	seen = slices.DeleteFunc(seen, func(e Event) bool {
@@ -275,8 +277,8 @@ func (c *checker) g3Store() {
 }
 
 // g3Node checks that a healthy node does not serve an older value as fresh after it has served a newer value. A Refresh
-// is an excuse: the record that a Refresh replaces is still fresh, and a read of that record may arrive late. A node
-// that loaded without a lease is not healthy, so g3Node does not judge that node.
+// excuses an older value: the record that a Refresh replaces is still fresh, and a Get that has read this record before
+// may return it late. A node that loaded without a lease is not healthy, so g3Node does not judge that node.
 func (c *checker) g3Node() {
 	fresh := func(e Event) bool { return e.Value != nil && outcome(e, "hit", "shared", "loaded-elsewhere") }
 	newest := latestBy(c.gets, loadBegan, fresh, byProcessAndKey)
@@ -294,7 +296,7 @@ func (c *checker) g3Node() {
 }
 
 // g4Deadline checks that no Get outlasts its own context. In a healthy fleet no Get may last longer than two loads,
-// unless the key was invalidated meanwhile. Each invalidation may cost another load.
+// unless the key was invalidated during the Get, because each invalidation may cost another load.
 func (c *checker) g4Deadline() {
 	most := 2*c.LoadTimeout + c.LockTTL + 500*time.Millisecond
 	for _, g := range c.gets {
@@ -308,16 +310,17 @@ func (c *checker) g4Deadline() {
 	}
 }
 
-// ran reports whether the process, and the test with its proxies, ran without a pause between the two times.
+// ran reports whether the process ran without a pause between from and to, and also the test, whose process contains
+// the proxies.
 func (c *checker) ran(from, to int64, process string) bool {
 	stopped := func(s span) bool { return s.op != "gap" && s.op != FaultFreeze || s.raw+int64(slack) < from }
 	return c.clean(stopped, from-int64(slack), to+int64(slack), []string{node(process)})
 }
 
 // g4Takeover checks what happens if a process is killed, or frozen for long enough, during a load, while everything
-// else is healthy. Another process must begin to load the key within LockTTL + 500 ms. All nodes read every key all
-// the time, so there is always a process that can take over. The bound is the same whether or not a stale value was
-// served meanwhile.
+// else is healthy. Another process must begin to load the key within LockTTL + 500 ms. All nodes read every key all the
+// time, so there is always a process that can take over. The rule does not depend on whether stale values are served in
+// that time.
 func (c *checker) g4Takeover() {
 	for _, s := range c.wrong {
 		most := int64(c.LockTTL + 500*time.Millisecond)
@@ -343,9 +346,9 @@ func (c *checker) g4Takeover() {
 	}
 }
 
-// g5 checks that no value is older, at the begin of the Get, than the Get's outcome allows. Age counts from the
-// begin of the load. The rule excepts callers that waited for the load that made the value, because their Get began
-// before the value was published. It also excepts Gets during which the process did not run for a while.
+// g5 checks that no value is older, at the begin of the Get, than the outcome of the Get allows. The age counts from
+// the begin of the load. There are two exceptions: callers that waited for the load that made the value, and Gets
+// during which the process paused.
 func (c *checker) g5() {
 	errorOnly := max(c.StaleFor, c.StaleIfError)
 	for _, g := range c.gets {
@@ -378,7 +381,7 @@ func (c *checker) g5() {
 
 // g6 checks that the failures of one node do not fail other nodes. In a healthy fleet, a Get may return the failure of
 // a load on another node only if a load of the key on a third node, or on the node of the Get, had failed just before.
-// FaultNoDB does not make a fleet unhealthy. So a node without a database must not fail the Gets of other nodes.
+// A fleet also counts as healthy during FaultNoDB. So a node without a database must not fail the Gets of other nodes.
 func (c *checker) g6() {
 	for _, g := range c.gets {
 		if g.Err != ErrLoad {
@@ -429,8 +432,8 @@ func (c *checker) g7Loads() {
 }
 
 // g7Errors checks the errors of Gets. A Get may return the error of its context after the context has ended, and the
-// error of a load that failed recently. It may return ErrNotFound if a load returned ErrNotFound, and ErrOverloaded
-// if its node could not reach Redis. It must not return any other error.
+// error of a load that failed recently. A Get may return ErrNotFound if a load returned ErrNotFound, and ErrOverloaded
+// if its node could not reach Redis. A Get must not return any other error.
 func (c *checker) g7Errors() {
 	for _, g := range c.gets {
 		ok := true
@@ -456,16 +459,17 @@ func (c *checker) g7Errors() {
 	}
 }
 
-// recent reports whether the failure of a load may answer a Get. The failure may answer the Get if the load failed
-// during the Get, if the back-off had not ended, or if the fleet was not healthy between the load and the Get.
+// recent reports whether Get g may return the failure of load. That is allowed if the load failed during the Get, if
+// the back-off of the failure was not over at the begin of the Get, or if the fleet was not healthy between the load
+// and the Get.
 func (c *checker) recent(load, g Event) bool {
 	until := load.End + int64(c.ErrorTTL+c.StoreTimeout+slack)
 	return load.Begin <= g.End && (g.Begin <= until || !c.healthy(load.Begin, g.Begin))
 }
 
-// values checks where values come from. Every value that a Get returned or the store held must come from a load of
-// the same key, with the same version and the same outcome. So no value is invented, belongs to another key, or
-// comes from a load that failed. Each load must have read what the database held when the load began.
+// values checks where values come from. Every value that a Get returned or the store held must come from a load of the
+// same key, with the same version and the same outcome. Otherwise refill has invented the value, mixed up two keys, or
+// stored the value of a load that failed. Each load must have read what the database held when the load began.
 func (c *checker) values() {
 	ends := map[string]string{"": "ok", ErrAbsent: "absent", ErrLoad: "failed"}
 	written := latestBy(c.allInvalidations(), version, all, byKey)

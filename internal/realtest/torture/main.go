@@ -1,8 +1,8 @@
 //go:build unix
 
 // Torture runs, one by one, the tests behind each promise of refill. TestHistory, which is random, runs for a long
-// time. With -breaks, torture then breaks a copy of the code in one place for each test, and requires that the test
-// fails. It prints the results as the tables of docs/guarantees.md:
+// time. With -breaks, torture then breaks a copy of the code in one place for each test, runs the test on that copy,
+// and requires that the test fails. Torture prints the results as the tables of docs/guarantees.md:
 //
 //	go run ./internal/realtest/torture            # the tests, with a long history (REFILL_TORTURE_FOR, default 5m)
 //	go run ./internal/realtest/torture -breaks    # also the breaks
