@@ -99,7 +99,7 @@ func (c *checker) wasReported(x Event, kind string) bool {
 }
 
 // latest answers this question: among all events that ended before a given time, which event has the largest number?
-// The number of an event is what the function of (begin, loadBegan or version) returns for the event.
+// The field of is the function that returns the number of an event, for instance its version.
 type latest struct {
 	ends []int64
 	best []Event
