@@ -2,6 +2,7 @@ package refill
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -129,9 +130,9 @@ func (l *Loader[V]) putL1(e *entry[V], record []byte) {
 	l.l1.Put(e, l.sizeOf(e, record))
 }
 
-// encode returns the record of a loaded value, and the entry that a node gets by decoding that record. So all nodes get
-// the same value, even if the codec leaves out a part of it. If the value must not be stored, or if encode returns an
-// error, there is no record, and the entry has the value as it was loaded.
+// encode returns the record of a loaded value, and the entry for L1. The entry has the value as it was loaded. If the
+// codec may leave out a part of the value, the entry has the value that other nodes decode from the record. If the value
+// must not be stored, or if encode returns an error, there is no record, and the entry has the value as it was loaded.
 func (r *refill[V]) encode(token string, began time.Time, v loaded[V]) (*entry[V], []byte, error) {
 	rec := driver.Record{
 		Token: token, LoadBegan: began, LoadTook: v.took, Kind: r.kind, Validator: v.terms.validator,
@@ -163,11 +164,19 @@ func (r *refill[V]) encode(token string, began time.Time, v loaded[V]) (*entry[V
 	if err != nil {
 		return asLoaded, nil, invalid("value", "of %q: encoding it as %s: %v", r.key, r.codec.Name(), err)
 	}
-	e, err := r.decodeRecord(r.key, record, r.epoch)
-	if err != nil {
-		return asLoaded, nil, invalid("value", "of %q: decoding it again as %s: %v", r.key, r.codec.Name(), err)
+	if rec.NotFound || !r.roundTrip.due() {
+		asLoaded.Data.value = copied(v.value)
+		return asLoaded, record, nil
 	}
-	return e, record, nil
+	decoded, err := r.decodeRecord(r.key, record, r.epoch)
+	switch {
+	case err != nil:
+		return asLoaded, nil, invalid("value", "of %q: decoding it again as %s: %v", r.key, r.codec.Name(), err)
+	case r.roundTrip.lossy:
+		return decoded, record, nil
+	}
+	asLoaded.Data.value = copied(v.value)
+	return asLoaded, record, nil
 }
 
 // setTimes sets how long a record lives. What the load has set comes before Config.
@@ -194,19 +203,32 @@ func (l *Loader[V]) tagsOf(t terms) []string {
 	return tags
 }
 
-// decode returns the entry of a record of the store. It returns nil if there is no record, or if the record does not
-// belong to this Loader. Both cases are a miss.
-func (l *Loader[V]) decode(key string, record []byte, epoch l1.Epoch) *entry[V] {
+// decode returns the entry of a record of the store. It returns nil if there is no record, if the record does not belong
+// to this Loader, or if its value cannot be decoded. All these cases are a miss. In the last case, storedAt says when
+// the record was stored, as the store counts time.
+func (l *Loader[V]) decode(key string, record []byte, epoch l1.Epoch) (e *entry[V], storedAt time.Time) {
 	if record == nil {
-		return nil
+		return nil, time.Time{}
 	}
 	e, err := l.decodeRecord(key, record, epoch)
-	if err != nil {
-		l.emit(Event{Kind: EventBadRecord, Key: key, Err: err})
-		return nil
+	if err == nil {
+		return e, time.Time{}
 	}
-	return e
+	l.emit(Event{Kind: EventBadRecord, Key: key, Err: err})
+	if bad := (*undecodable)(nil); errors.As(err, &bad) {
+		storedAt = bad.storedAt
+	}
+	return nil, storedAt
 }
+
+// undecodable is the error of a record of this Loader whose value the codec cannot decode.
+type undecodable struct {
+	cause    error
+	storedAt time.Time // about: the end of the load
+}
+
+func (u *undecodable) Error() string { return "decoding the value: " + u.cause.Error() }
+func (u *undecodable) Unwrap() error { return u.cause }
 
 func (l *Loader[V]) decodeRecord(key string, record []byte, epoch l1.Epoch) (*entry[V], error) {
 	r, err := driver.DecodeRecord(record)
@@ -224,7 +246,11 @@ func (l *Loader[V]) decodeRecord(key string, record []byte, epoch l1.Epoch) (*en
 		e.Data.err = &absence{string(r.Payload)}
 		return e, nil
 	}
-	return e, safely(func() error { return l.codec.Unmarshal(r.Payload, &e.Data.value) })
+	if err := safely(func() error { return l.codec.Unmarshal(r.Payload, &e.Data.value) }); err != nil {
+		l.roundTrip.failed.Store(true)
+		return nil, &undecodable{err, r.LoadBegan.Add(r.LoadTook)}
+	}
+	return e, nil
 }
 
 // safely turns a panic of a codec into an error. The panic would otherwise end the process.

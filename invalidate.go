@@ -228,7 +228,7 @@ func (l *Loader[V]) replace(key string, a driver.Announcement) {
 	}
 	if e.Data.token == a.Replaced && len(a.Record) > 0 {
 		// A record with tags is not taken from the announcement. The next Get reads it from the store, with its tag states.
-		if next := l.decode(key, a.Record, e.Epoch); next != nil && len(next.Data.tags()) == 0 {
+		if next, _ := l.decode(key, a.Record, e.Epoch); next != nil && len(next.Data.tags()) == 0 {
 			l.putL1(next, a.Record)
 			return
 		}

@@ -36,6 +36,8 @@ type Loader[V any] struct {
 	codec Codec
 	kind  string // names codec and type; part of every record of this Loader
 
+	roundTrip roundTrip
+
 	l1      *l1.Cache[content[V]]
 	flights *flight.Group[answer[V], driver.Announcement]
 	batcher batcher[V]
@@ -109,6 +111,7 @@ func newLoader[V any](
 	l.renewals = coalesce.New(l.renew)
 	l.shared, l.stopShared = context.WithCancel(context.Background())
 	l.codec, l.kind = codecFor[V](cfg.Codec)
+	l.roundTrip.lossy = lossyType(reflect.TypeFor[V](), l.codec)
 	if l.leaveName, err = names.enter(cfg.Shared, name, l.kind, reflect.TypeFor[V]()); err != nil {
 		return nil, err
 	}
@@ -196,7 +199,7 @@ func (l *Loader[V]) peekStore(ctx context.Context, key string) *entry[V] {
 	if err != nil {
 		return nil
 	}
-	e := l.decode(key, record, l1.Epoch{})
+	e, _ := l.decode(key, record, l1.Epoch{})
 	if e == nil {
 		return nil
 	}

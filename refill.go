@@ -252,10 +252,9 @@ func (r *refill[V]) serve(s snapshot, o Outcome) next {
 		r.seen = driver.RecordToken(s.record)
 		return next{step: stepServe, found: &s}
 	}
-	e := r.decode(r.key, s.record, s.epoch)
+	e, storedAt := r.decode(r.key, s.record, s.epoch)
 	if e == nil {
-		r.seen = driver.RecordToken(s.record) // also if the record cannot be decoded: Acquire compares tokens only
-		return next{step: stepAcquire}
+		return r.replaceBadRecord(driver.RecordToken(s.record), storedAt)
 	}
 	r.seen = e.Data.token
 	states, err := r.statesOf(e, s.tags)
@@ -291,6 +290,19 @@ func (r *refill[V]) serve(s snapshot, o Outcome) next {
 	}
 	if r.offer(e, f, o) {
 		return next{step: stepDone}
+	}
+	return next{step: stepAcquire}
+}
+
+// replaceBadRecord is the step after a read that found no record, or a record that this node cannot decode. Acquire
+// compares tokens only, so the load may replace a bad record. But two nodes whose codecs do not understand each other
+// would replace each other's records at every Get, with a load each time. So if the codec cannot decode a record that is
+// younger than ErrorTTL, this node does without the store: it loads for itself, and leaves the record to the nodes that
+// can decode it.
+func (r *refill[V]) replaceBadRecord(token string, storedAt time.Time) next {
+	r.seen = token
+	if !storedAt.IsZero() && r.store.Now().Before(storedAt.Add(r.cfg.ErrorTTL)) && r.want != flight.Refresh {
+		return next{step: stepWithoutStore}
 	}
 	return next{step: stepAcquire}
 }

@@ -94,7 +94,8 @@ func heapOf[V any](valueOf func(i int) V) func(t *testing.T) {
 				key = fmt.Sprint("product:", i-1)
 			}
 			record := recordOf(t, l, i, valueOf)
-			l.putL1(l.decode(key, record, l.l1.Epoch(key)), record)
+			e, _ := l.decode(key, record, l.l1.Epoch(key))
+			l.putL1(e, record)
 			if i%3 == 2 {
 				l.l1.Invalidate(key)
 			}

@@ -34,14 +34,14 @@ func (s *Store) Renew(ctx context.Context, ttl time.Duration, leases ...driver.L
 	})
 }
 
-// beforeEnd returns a ctx that ends when nine tenths of the time of ctx have passed. If one server does not answer,
+// beforeEnd returns a ctx that ends when three quarters of the time of ctx have passed. If one server does not answer,
 // Renew then still has time to return what the other servers have answered.
 func beforeEnd(ctx context.Context) (context.Context, context.CancelFunc) {
 	end, ok := ctx.Deadline()
 	if !ok {
 		return ctx, func() {}
 	}
-	return context.WithDeadline(ctx, end.Add(-time.Until(end)/10))
+	return context.WithDeadline(ctx, end.Add(-time.Until(end)/4))
 }
 
 // renewAll runs lua/renew.lua for each lease. If some renewals fail, it still returns the results of the others.
