@@ -138,9 +138,11 @@ type Config struct {
 	Shared driver.Store
 
 	// Codec turns values into bytes and back. Default: JSON. If V is []byte or string, the default stores the bytes
-	// unchanged. Get returns the value that was decoded from the stored bytes. So a part that the codec leaves out
-	// (JSON: unexported fields, `json:"-"`) is missing even on the node that loaded the value. The module refill/codec
-	// has CBOR and compression.
+	// unchanged. The node that has loaded a value keeps the value as the load function returned it. If the codec may
+	// leave out a part of a value of type V (unexported fields, fields with the tag "-") or may decode the part as
+	// another type (interfaces), the node keeps the decoded value. So that part is missing on all nodes alike. The first
+	// values and a sample of the others are decoded once as a check. If that fails, Get returns the value and an error
+	// that wraps [ErrInvalid]. The module refill/codec has CBOR and compression.
 	Codec Codec
 
 	// The Loader calls OnEvent for every Event, from many goroutines at once: callers, flights and the subscription.

@@ -81,9 +81,9 @@ type loadFunc[V any] func(ctx context.Context, key string) (V, error)
 //
 // load runs on a goroutine of its own. The ctx of load has the values of the first caller's ctx (tenant, trace, …).
 // This ctx ends at Config.LoadTimeout. It ends earlier if the last caller leaves, unless the load refreshes a value in
-// the background. The key must hold all that the result depends on. If there is nothing under the key, load returns an
-// error that wraps [ErrNotFound]. load may use [FillFrom]. load may be nil if each call brings a load function of its
-// own, as GetWith does.
+// the background. The key must hold all that the result depends on. load must not change a value that it has returned,
+// because the callers share it. If there is nothing under the key, load returns an error that wraps [ErrNotFound]. load
+// may use [FillFrom]. load may be nil if each call brings a load function of its own, as GetWith does.
 //
 // New makes no call to the store, so New works while the store is down. An error of New wraps [ErrInvalid] and names
 // the argument or setting.
