@@ -57,8 +57,8 @@ func (r *refill[V]) acquireWith(free func()) next {
 func (r *refill[V]) callAcquire(mode driver.Mode, free func()) (a *acquisition, err error) {
 	r.manyRead = true // what the shared read of the GetMany has found is outdated from now on
 	r.epoch = r.l1.Epoch(r.key)
-	ctx, done := r.storeCall()
-	defer done()
+	ctx, slot := r.storeCall()
+	defer slot.free()
 	a = &acquisition{token: r.node.token(), asked: time.Now(), free: free}
 	a.AcquireResult, err = r.store.Acquire(ctx, driver.AcquireRequest{
 		Key: r.full(r.key), Token: a.token, Seen: r.seen,

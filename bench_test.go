@@ -38,3 +38,20 @@ func BenchmarkHit(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkMiss measures a Get of a new key, with a load that takes no time, over the store of the process. It shows
+// what the refill itself costs.
+func BenchmarkMiss(b *testing.B) {
+	l, err := refill.New("thing", func(_ context.Context, key string) (page, error) { return page{Title: key}, nil },
+		refill.Config{TTL: time.Hour})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer l.Close()
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		if _, err := l.Get(b.Context(), fmt.Sprint("product:", i)); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

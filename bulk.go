@@ -345,8 +345,7 @@ func nextLot(size int32, keys int, took, timeout time.Duration, err error) int32
 // reads the tag states.
 func (m *manyKeys[V]) readLot(lot []*refill[V]) error {
 	l := m.l
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.ctx), l.cfg.StoreTimeout)
-	defer cancel()
+	ctx := l.timeouts.Context(context.WithoutCancel(m.ctx))
 	keys, epochs := make([]string, len(lot)), make([]l1.Epoch, len(lot))
 	for i, r := range lot {
 		keys[i], epochs[i] = l.full(r.key), l.l1.Epoch(r.key)

@@ -14,6 +14,7 @@ import (
 	"github.com/refill-go/refill/driver"
 	"github.com/refill-go/refill/internal/breaker"
 	"github.com/refill-go/refill/internal/coalesce"
+	"github.com/refill-go/refill/internal/deadline"
 	"github.com/refill-go/refill/internal/flight"
 	"github.com/refill-go/refill/internal/l1"
 	"github.com/refill-go/refill/internal/retry"
@@ -43,11 +44,12 @@ type Loader[V any] struct {
 	batcher batcher[V]
 
 	loads      *running.Loads
-	loadSlots  chan struct{} // holds one element per running load; nil = no limit
-	storeSlots chan struct{} // holds one element per store call of a flight
-	endSlots   chan struct{} // holds one element per store call that ends a fill
-	missRate   missRate      // the share of recent refills that found no record in the store
-	lotSize    atomic.Int32  // how many keys a GetMany reads in one exchange with the store
+	loadSlots  chan struct{}     // holds one element per running load; nil = no limit
+	timeouts   *deadline.Timeout // of calls of the store, StoreTimeout each
+	storeSlots storeSlot         // holds one element per store call of a flight
+	endSlots   storeSlot         // holds one element per store call that ends a fill
+	missRate   missRate          // the share of recent refills that found no record in the store
+	lotSize    atomic.Int32      // how many keys a GetMany reads in one exchange with the store
 
 	tagReads   *coalesce.Calls[string, tagStates]
 	tagEnsures *coalesce.Calls[tagUse, struct{}]
@@ -128,6 +130,7 @@ func newLoader[V any](
 	}
 	l.loads = running.New(cfg.MaxLoads)
 	l.lotSize.Store(firstLot)
+	l.timeouts = deadline.New(cfg.StoreTimeout)
 	l.storeSlots = make(chan struct{}, storeSlotsPerCPU*runtime.GOMAXPROCS(0))
 	l.endSlots = make(chan struct{}, storeSlotsPerCPU*runtime.GOMAXPROCS(0))
 	l.retries = retry.New(l.retryInvalidate, l.retried, invalidation.merge)

@@ -29,24 +29,28 @@ type lease struct {
 	until   atomic.Pointer[time.Time] // confirmed end of the lease; after newLease, only keep changes until
 	due     *time.Timer               // for the first renewal
 	renewed bool                      // the holder has started keep; only the holder uses this field
-	lost    chan struct{}             // closed by keep when the lease has ended or may have ended
-	ctx     context.Context           // of renewals
-	stop    context.CancelFunc        // ends keep, and a renewal in progress
-	stopped chan struct{}             // closed when keep has ended
+
+	// prepare makes these four. Before that, they are nil.
+	lost    chan struct{}      // closed by keep when the lease has ended or may have ended
+	ctx     context.Context    // of renewals
+	stop    context.CancelFunc // ends keep, and a renewal in progress
+	stopped chan struct{}      // closed when keep has ended
 }
 
 // newLease returns a lease that the store has granted. The request for the lease was sent at asked, and the TTL counts
 // from asked. The store granted the lease at an unknown moment after asked, so the lease cannot end before asked plus
 // ttl.
 func newLease(asked time.Time, ttl, timeout time.Duration, renew func(context.Context) (bool, error)) *lease {
-	l := &lease{
-		ttl: ttl, timeout: timeout, renew: renew,
-		due: time.NewTimer(renewEvery(ttl)), lost: make(chan struct{}), stopped: make(chan struct{}),
-	}
-	l.ctx, l.stop = context.WithCancel(context.Background())
+	l := &lease{ttl: ttl, timeout: timeout, renew: renew, due: time.NewTimer(renewEvery(ttl))}
 	until := asked.Add(ttl)
 	l.until.Store(&until)
 	return l
+}
+
+// prepare makes what keep needs. The lease of a short load never needs it.
+func (l *lease) prepare() {
+	l.lost, l.stopped = make(chan struct{}), make(chan struct{})
+	l.ctx, l.stop = context.WithCancel(context.Background())
 }
 
 // renewal returns a channel that is ready once, when the holder has to run keep. A nil lease needs no renewal, so its
@@ -109,6 +113,7 @@ func (l *lease) keepFor(d time.Duration) {
 // startRenewal runs keep on a goroutine of its own. The holder calls it at most once.
 func (l *lease) startRenewal() {
 	l.renewed = true
+	l.prepare()
 	go l.keep()
 }
 
@@ -126,8 +131,8 @@ func (l *lease) isLost() bool {
 // store after end.
 func (l *lease) end() {
 	l.due.Stop()
-	l.stop()
 	if l.renewed {
+		l.stop()
 		<-l.stopped
 	}
 }
@@ -268,6 +273,7 @@ func (l *Locker) newLock(key, token string, fence uint64, asked time.Time) *Lock
 	k.lease = newLease(asked, l.cfg.TTL, l.cfg.StoreTimeout, func(ctx context.Context) (bool, error) {
 		return l.locks.Extend(ctx, key, token, l.cfg.TTL)
 	})
+	k.lease.prepare()
 	go k.watch()
 	return k
 }

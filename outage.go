@@ -93,14 +93,14 @@ func (r *refill[V]) readUnlessSuspect(mayLeave bool) (s snapshot, err error) {
 			return *found, nil
 		}
 	}
-	ctx, done := r.storeCallUnless(suspect)
+	ctx, slot := r.storeCallUnless(suspect)
 	if isClosed(suspect) {
-		done()
+		slot.free()
 		return s, breaker.ErrSuspect
 	}
 	s.epoch = r.l1.Epoch(r.key)
 	s.record, err = breaker.UnlessSuspect(r.store, suspect, func() ([]byte, error) {
-		defer done()
+		defer slot.free()
 		return r.store.Get(ctx, r.full(r.key))
 	})
 	return s, err

@@ -90,8 +90,8 @@ func (r *refill[V]) publishRecord(
 	a *acquisition, e *entry[V], record []byte, keep time.Duration, afterFailure bool,
 ) (rejected bool) {
 	r.ensureTagsOf(e)
-	ctx, done := r.endCall()
-	defer done()
+	ctx, slot := r.endCall()
+	defer slot.free()
 	result, err := r.store.Publish(ctx, driver.PublishRequest{
 		Key: r.full(r.key), Token: a.token, Began: a.Now, Replaced: r.seen, Record: record,
 		Keep: e.Data.life.keep(r.now()) + keep, AnnounceIfAwaited: r.seen == "" && !afterFailure,
@@ -153,8 +153,8 @@ func (r *refill[V]) fail(token string, v loaded[V]) next {
 // whether the store has answered without an error.
 func (r *refill[V]) leaveFailure(token string, e *LoadError, dropValue bool) (ok bool) {
 	r.backoffs.remember(r.key, e, r.epoch.Key)
-	ctx, done := r.endCall()
-	defer done()
+	ctx, slot := r.endCall()
+	defer slot.free()
 	err := r.store.Fail(ctx, driver.FailRequest{
 		Key: r.full(r.key), Token: token, Failure: e.wire(), TTL: e.RetryAfter, HoldAll: e.fleet, DropValue: dropValue,
 	})
@@ -184,8 +184,8 @@ func (r *refill[V]) dropOld(err *LoadError, dropped bool) {
 
 // release frees the lease and the claim of token.
 func (r *refill[V]) release(token string) {
-	ctx, done := r.endCall()
-	defer done()
+	ctx, slot := r.endCall()
+	defer slot.free()
 	r.releaseNow(ctx, token)
 }
 
@@ -193,8 +193,8 @@ func (r *refill[V]) release(token string) {
 // for a store that does not answer.
 func (r *refill[V]) giveBack(token string) {
 	r.releases.Go(func() {
-		ctx, done := r.endCall()
-		defer done()
+		ctx, slot := r.endCall()
+		defer slot.free()
 		r.releaseNow(ctx, token)
 	})
 }
@@ -208,13 +208,9 @@ func (r *refill[V]) releaseNow(ctx context.Context, token string) {
 // endCall returns a ctx for the call that ends a fill, bounded by StoreTimeout. The caller calls done after the call.
 // These calls have slots of their own (endSlots), so they do not queue behind reads. A bulk load ends with hundreds of
 // such calls at once. Without slots, these calls would spend their StoreTimeout in a queue for a connection.
-func (r *refill[V]) endCall() (ctx context.Context, done func()) {
+func (r *refill[V]) endCall() (context.Context, storeSlot) {
 	r.endSlots <- struct{}{}
-	ctx, cancel := context.WithTimeout(r.flight.Values(), r.cfg.StoreTimeout)
-	return ctx, func() {
-		cancel()
-		<-r.endSlots
-	}
+	return r.timeouts.Context(r.flight.Values()), r.endSlots
 }
 
 // storeCall returns a ctx for one call of the store, bounded by StoreTimeout. The caller calls done after the call. The
@@ -224,25 +220,29 @@ func (r *refill[V]) endCall() (ctx context.Context, done func()) {
 // Refills share a limited number of store slots, and storeCall waits for a slot before StoreTimeout begins. Otherwise a
 // refill could spend its StoreTimeout in a queue for a connection, and the store would seem not to answer. A refill
 // whose flight was cancelled does not wait for a slot, because no caller needs its result.
-func (r *refill[V]) storeCall() (ctx context.Context, done func()) { return r.storeCallUnless(nil) }
+func (r *refill[V]) storeCall() (context.Context, storeSlot) { return r.storeCallUnless(nil) }
 
 // storeCallUnless is storeCall, but stops waiting for a slot when suspect is closed.
-func (r *refill[V]) storeCallUnless(suspect <-chan struct{}) (ctx context.Context, done func()) {
-	held := r.slotHeld
-	r.slotHeld = false
-	if !held {
+func (r *refill[V]) storeCallUnless(suspect <-chan struct{}) (context.Context, storeSlot) {
+	slot := r.storeSlots
+	if !r.slotHeld {
 		select {
 		case r.storeSlots <- struct{}{}:
-			held = true
 		case <-suspect:
+			slot = nil
 		case <-r.flight.Context().Done():
+			slot = nil
 		}
 	}
-	ctx, cancel := context.WithTimeout(r.flight.Values(), r.cfg.StoreTimeout)
-	return ctx, func() {
-		cancel()
-		if held {
-			<-r.storeSlots
-		}
+	r.slotHeld = false
+	return r.timeouts.Context(r.flight.Values()), slot
+}
+
+// storeSlot is a place among the calls of the store that run at once, or nil.
+type storeSlot chan struct{}
+
+func (s storeSlot) free() {
+	if s != nil {
+		<-s
 	}
 }

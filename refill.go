@@ -232,8 +232,8 @@ func (r *refill[V]) read() (s snapshot, err error) {
 			return *s, nil
 		}
 	}
-	ctx, done := r.storeCall()
-	defer done()
+	ctx, slot := r.storeCall()
+	defer slot.free()
 	s.epoch = r.l1.Epoch(r.key)
 	s.record, err = r.store.Get(ctx, r.full(r.key))
 	return s, err

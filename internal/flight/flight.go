@@ -57,6 +57,8 @@ type Flight[A, M any] struct {
 	eased  chan struct{} // gets a signal when the flight may have become Unawaited
 	inbox  chan M        // messages about the key; a full inbox drops messages, because they are hints
 	urgent chan struct{} // closed when an urgent caller has joined
+
+	sibling *Flight[A, M] // the next flight in group.listening; guarded by group.mu
 }
 
 // Context returns the context of the call, with the values of the leader's context. It ends when the last caller has
@@ -223,10 +225,7 @@ func (f *Flight[A, M]) Listen() {
 	if f.hurried {
 		close(f.urgent)
 	}
-	if g.listening[f.key] == nil {
-		g.listening[f.key] = make(map[*Flight[A, M]]struct{})
-	}
-	g.listening[f.key][f] = struct{}{}
+	f.sibling, g.listening[f.key] = g.listening[f.key], f
 }
 
 // Inbox returns the channel that receives the messages about the key. It is nil before Listen.
@@ -270,10 +269,7 @@ func (f *Flight[A, M]) End() {
 	defer g.mu.Unlock()
 	g.forget(f)
 	delete(g.running, f)
-	delete(g.listening[f.key], f)
-	if len(g.listening[f.key]) == 0 {
-		delete(g.listening, f.key)
-	}
+	g.unlisten(f)
 	if f.timer != nil {
 		f.timer.Stop()
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -215,6 +216,34 @@ func TestMessages(t *testing.T) {
 	g.NotifyAll(6)
 	if len(f.Inbox()) != 0 || len(g.listening) != 0 {
 		t.Error("a flight that has ended gets messages")
+	}
+}
+
+// Four flights of one key get messages: one that can be joined, and three that were forgotten. They end in any order. A
+// message reaches all flights that have not ended.
+func TestMessagesOfManyFlights(t *testing.T) {
+	for _, order := range [][]int{{0, 1, 2, 3}, {3, 2, 1, 0}, {1, 3, 0, 2}, {2, 0, 3, 1}} {
+		g := newGroup()
+		var flights []*Flight[string, int]
+		for range 4 {
+			f := join(t, g, Answer, Leader)
+			f.Listen()
+			g.Forget("k")
+			flights = append(flights, f)
+		}
+		for n, ends := range order {
+			g.Notify("k", n)
+			for i, f := range flights {
+				if want := !slices.Contains(order[:n], i); (len(f.Inbox()) == 1) != want {
+					t.Errorf("order %v, %d ended, flight %d: %d messages, want one: %v", order, n, i, len(f.Inbox()), want)
+				}
+				f.DrainInbox()
+			}
+			flights[ends].End()
+		}
+		if len(g.listening) != 0 {
+			t.Errorf("order %v: %d flights listen after all have ended", order, len(g.listening))
+		}
 	}
 }
 

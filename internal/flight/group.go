@@ -18,10 +18,10 @@ type Group[A, M any] struct {
 	closed atomic.Bool   // set by Close, under mu; then no new flight starts
 	done   chan struct{} // closed when the group is closed and no flight runs
 
-	mu        sync.Mutex                            // guards all below, and the fields of a Flight that name it
-	byKey     map[string]*Flight[A, M]              // the flight that can be joined
-	listening map[string]map[*Flight[A, M]]struct{} // flights with an inbox, including forgotten flights
-	running   map[*Flight[A, M]]struct{}            // flights that have not ended
+	mu        sync.Mutex                 // guards all below, and the fields of a Flight that name it
+	byKey     map[string]*Flight[A, M]   // the flight that can be joined
+	listening map[string]*Flight[A, M]   // flights with an inbox, linked by sibling, including forgotten flights
+	running   map[*Flight[A, M]]struct{} // flights that have not ended
 }
 
 // NewGroup returns a Group that admits maxWaiters callers at once.
@@ -30,7 +30,7 @@ func NewGroup[A, M any](maxWaiters int) *Group[A, M] {
 		maxWaiters: int64(maxWaiters),
 		done:       make(chan struct{}),
 		byKey:      make(map[string]*Flight[A, M]),
-		listening:  make(map[string]map[*Flight[A, M]]struct{}),
+		listening:  make(map[string]*Flight[A, M]),
 		running:    make(map[*Flight[A, M]]struct{}),
 	}
 }
@@ -171,7 +171,7 @@ func (g *Group[A, M]) ForgetAll() {
 func (g *Group[A, M]) Notify(key string, m M) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for f := range g.listening[key] {
+	for f := g.listening[key]; f != nil; f = f.sibling {
 		f.receive(m)
 	}
 }
@@ -180,10 +180,25 @@ func (g *Group[A, M]) Notify(key string, m M) {
 func (g *Group[A, M]) NotifyAll(m M) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for _, flights := range g.listening {
-		for f := range flights {
-			f.receive(m)
+	for f := range g.running {
+		f.receive(m) // a flight without an inbox drops m
+	}
+}
+
+// unlisten removes a flight that has ended from the flights with an inbox. The caller holds g.mu.
+func (g *Group[A, M]) unlisten(f *Flight[A, M]) {
+	first := g.listening[f.key]
+	switch {
+	case f.inbox == nil:
+	case first != f:
+		for first.sibling != f {
+			first = first.sibling
 		}
+		first.sibling = f.sibling
+	case f.sibling != nil:
+		g.listening[f.key] = f.sibling
+	default:
+		delete(g.listening, f.key)
 	}
 }
 
