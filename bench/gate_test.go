@@ -133,7 +133,7 @@ func wantWork(t *testing.T, r *rig, loads int64, commands map[string]int64) {
 
 func TestTable(t *testing.T) {
 	table := &Table{Name: "name", Title: "Title.", Columns: []Column{
-		{Name: "time", Unit: "ns", Digits: 1, Per: "bare"}, {Name: "n"},
+		{Name: "time", Unit: "ns", Digits: 1, Per: []string{"bare", "ours"}}, {Name: "n"},
 	}}
 	for i, bare := range []float64{1, 10, 100} { // each round is slower, which must not change the ratios
 		table.Add("bare", "time", bare)
@@ -154,10 +154,10 @@ func TestTable(t *testing.T) {
 
 Title.
 
-| subject | time ns | ÷ bare | n |
-|---|--:|--:|--:|
-| bare | 10.0 | 1.00 | – |
-| ours | 20.0 | 2.00 | 6 |
+| subject | time ns | ÷ bare | ÷ ours | n |
+|---|--:|--:|--:|--:|
+| bare | 10.0 | 1.00 | 0.50 | – |
+| ours | 20.0 | 2.00 | 1.00 | 6 |
 `
 	if text.String() != want {
 		t.Errorf("got %s\nwant %s", text.String(), want)

@@ -26,13 +26,13 @@ type Table struct {
 	Series []*Series `json:"series,omitempty"` // curves for pictures, measured in the first round
 }
 
-// Column is one kind of figure, such as "p99". If Per names a subject, Write adds a column with the ratios to the
+// Column is one kind of figure, such as "p99". For each subject in Per, Write adds a column with the ratios to the
 // figure of that subject.
 type Column struct {
-	Name   string `json:"name"`
-	Unit   string `json:"unit,omitempty"`
-	Digits int    `json:"-"` // digits after the decimal point
-	Per    string `json:"per,omitempty"`
+	Name   string   `json:"name"`
+	Unit   string   `json:"unit,omitempty"`
+	Digits int      `json:"-"` // digits after the decimal point
+	Per    []string `json:"ratios,omitempty"`
 }
 
 // Row holds the samples of a subject, by column.
@@ -72,19 +72,19 @@ func (t *Table) Median(subject, column string) float64 {
 	return (s[(len(s)-1)/2] + s[len(s)/2]) / 2
 }
 
-// ratio divides the figure of a subject in each round by the figure of c.Per in the same round, and returns the median
-// of these ratios. So a slow phase of the machine affects both figures alike, and does not change the ratio.
-func (t *Table) ratio(subject string, c Column) float64 {
-	of, per := t.row(subject), t.row(c.Per)
-	if of == nil || per == nil {
+// ratio returns the median of the ratios to the subject per of each round or turn. A slow phase of the machine affects
+// both figures of a ratio alike.
+func (t *Table) ratio(subject, column, per string) float64 {
+	of, to := t.row(subject), t.row(per)
+	if of == nil || to == nil {
 		return math.NaN()
 	}
-	a, b := of.Samples[c.Name], per.Samples[c.Name]
+	a, b := of.Samples[column], to.Samples[column]
 	var ratios Table
 	for i := range min(len(a), len(b)) {
-		ratios.Add(subject, c.Name, a[i]/b[i])
+		ratios.Add(subject, column, a[i]/b[i])
 	}
-	return ratios.Median(subject, c.Name)
+	return ratios.Median(subject, column)
 }
 
 // Write prints the table as Markdown.
@@ -93,8 +93,8 @@ func (t *Table) Write(w io.Writer) {
 	head, rule := []string{"subject"}, []string{"---"}
 	for _, c := range t.Columns {
 		head, rule = append(head, strings.TrimSpace(c.Name+" "+c.Unit)), append(rule, "--:")
-		if c.Per != "" {
-			head, rule = append(head, "÷ "+c.Per), append(rule, "--:")
+		for _, per := range c.Per {
+			head, rule = append(head, "÷ "+per), append(rule, "--:")
 		}
 	}
 	fmt.Fprintf(w, "| %s |\n|%s|\n", strings.Join(head, " | "), strings.Join(rule, "|"))
@@ -102,8 +102,8 @@ func (t *Table) Write(w io.Writer) {
 		cells := []string{r.Subject}
 		for _, c := range t.Columns {
 			cells = append(cells, number(t.Median(r.Subject, c.Name), c.Digits))
-			if c.Per != "" {
-				cells = append(cells, number(t.ratio(r.Subject, c), 2))
+			for _, per := range c.Per {
+				cells = append(cells, number(t.ratio(r.Subject, c.Name, per), 2))
 			}
 		}
 		fmt.Fprintf(w, "| %s |\n", strings.Join(cells, " | "))

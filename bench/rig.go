@@ -108,15 +108,33 @@ func (r *rig) quiet() {
 	}
 }
 
-// each calls Get once for each key, from g goroutines.
+// settle returns when this process has used little CPU time for 10 ms. Some peers write to Redis after Get has
+// returned, and the garbage collector may still run. That work belongs to the Gets that caused it.
+func settle() {
+	const step = 10 * time.Millisecond
+	for before := cpuTime(); ; {
+		time.Sleep(step)
+		now := cpuTime()
+		if now-before < step/10 {
+			return
+		}
+		before = now
+	}
+}
+
+// each calls Get once for each key, from g goroutines. A goroutine takes the next key when it is ready, so that all of
+// them are busy until the last key.
 func (r *rig) each(ctx context.Context, keys []string, g int) error {
 	errs := make([]error, g)
-	var wg sync.WaitGroup
+	var (
+		wg    sync.WaitGroup
+		taken atomic.Int64
+	)
 	for i := range g {
 		wg.Go(func() {
-			for _, key := range keys[i*len(keys)/g : (i+1)*len(keys)/g] {
-				if _, err := r.Get(ctx, key); err != nil {
-					errs[i] = fmt.Errorf("%s: %w", key, err)
+			for n := taken.Add(1); n <= int64(len(keys)); n = taken.Add(1) {
+				if _, err := r.Get(ctx, keys[n-1]); err != nil {
+					errs[i] = fmt.Errorf("%s: %w", keys[n-1], err)
 					return
 				}
 			}
@@ -126,19 +144,23 @@ func (r *rig) each(ctx context.Context, keys []string, g int) error {
 	return errors.Join(errs...)
 }
 
-// timed calls each, and returns the cost per Get.
+// timed calls each, and returns the cost per Get. Costs except ns include what happens after the Gets have returned.
 func (r *rig) timed(ctx context.Context, keys []string, g int) (cost, error) {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	began := time.Now()
+	began, cpu := time.Now(), cpuTime()
 	err := r.each(ctx, keys, g)
 	took := time.Since(began)
+	settle()
+	cpu = cpuTime() - cpu
 	runtime.ReadMemStats(&after)
-	return costOf(took, &before, &after, len(keys)), err
+	c := costOf(took, &before, &after, len(keys))
+	c.cpu = float64(cpu) / float64(len(keys))
+	return c, err
 }
 
-// cost is the time, the allocations and the bytes of one Get.
-type cost struct{ ns, allocs, bytes float64 }
+// cost is the elapsed time, the CPU time in ns, the allocations and the bytes of one Get.
+type cost struct{ ns, cpu, allocs, bytes float64 }
 
 func costOf(took time.Duration, before, after *runtime.MemStats, gets int) cost {
 	n := float64(gets)
