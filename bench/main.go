@@ -29,10 +29,10 @@ import (
 
 // bench is one run of the program.
 type bench struct {
-	rounds int            // samples per figure; a table shows their median
+	rounds int            // samples per figure, or five times as many in turns; a table shows their median
 	length time.Duration  // of each run with traffic
 	only   *regexp.Regexp // the subjects to measure
-	tables *regexp.Regexp // the tables to make, in the suites stampede and scale
+	tables *regexp.Regexp // the tables to make, in the suites l2, stampede and scale
 	report Report
 
 	processes, callers int    // processes of a fleet, and callers in each process
@@ -86,8 +86,8 @@ func run() error {
 	}
 	suite := flag.String("suite", strings.Join(names, ","), what+"\n")
 	only := flag.String("peers", "", "regexp of subjects; empty = all")
-	tables := flag.String("tables", "", "regexp of the tables of stampede and scale; empty = all")
-	rounds := flag.Int("rounds", 5, "samples per figure")
+	tables := flag.String("tables", "", "regexp of the tables of l2, stampede and scale; empty = all")
+	rounds := flag.Int("rounds", 5, "samples per figure; five times as many in l2")
 	length := flag.Duration("for", 10*time.Second, "length of each run with traffic")
 	processes := flag.Int("processes", 8, "size of a fleet")
 	callers := flag.Int("callers", 200, "in each process of a fleet")
@@ -151,10 +151,11 @@ func (b *bench) measure(ctx context.Context, names []string) error {
 	return nil
 }
 
-// subjects returns the peers for which -peers matches and fits returns true.
-func (b *bench) subjects(fits func(peers.Peer) bool) (fit []peers.Peer) {
+// subjects returns the peers for which fits returns true and -peers matches. The peers named in always do not depend on
+// -peers.
+func (b *bench) subjects(fits func(peers.Peer) bool, always ...string) (fit []peers.Peer) {
 	for _, p := range peers.All() {
-		if b.only.MatchString(p.Name) && fits(p) {
+		if fits(p) && (b.only.MatchString(p.Name) || slices.Contains(always, p.Name)) {
 			fit = append(fit, p)
 		}
 	}

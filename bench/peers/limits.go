@@ -180,5 +180,6 @@ var limits = []Peer{
 	limit("rwmutex-map", "", "a map behind a sync.RWMutex",
 		func(s Settings) (Cache, error) { return &lockedMap{Settings: s, table: map[string]*Product{}}, nil }),
 	rawGet,
+	rueidisGet,
 	pushed,
 }
