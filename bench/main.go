@@ -32,7 +32,7 @@ type bench struct {
 	rounds int            // samples per figure, or five times as many in turns; a table shows their median
 	length time.Duration  // of each run with traffic
 	only   *regexp.Regexp // the subjects to measure
-	tables *regexp.Regexp // the tables to make, in the suites l2, stampede and scale
+	tables *regexp.Regexp // the tables to make, in the suites l2, miss, stampede and scale
 	report Report
 
 	processes, callers int    // processes of a fleet, and callers in each process
@@ -49,6 +49,7 @@ var suites = []struct {
 }{
 	{"l1", "hits in the memory of the process", l1},
 	{"l2", "hits in Redis", l2},
+	{"miss", "new keys, each of which one caller loads", miss},
 	{"again", "a Get right after a load of its key", again},
 	{"heap", "what an entry in memory needs", heap},
 	{"stampede", "one hot key in a fleet: expiry, slow loads, cold start, invalidation, kill -9", stampede},
@@ -86,8 +87,8 @@ func run() error {
 	}
 	suite := flag.String("suite", strings.Join(names, ","), what+"\n")
 	only := flag.String("peers", "", "regexp of subjects; empty = all")
-	tables := flag.String("tables", "", "regexp of the tables of l2, stampede and scale; empty = all")
-	rounds := flag.Int("rounds", 5, "samples per figure; five times as many in l2")
+	tables := flag.String("tables", "", "regexp of the tables of l2, miss, stampede and scale; empty = all")
+	rounds := flag.Int("rounds", 5, "samples per figure; five times as many in l2 and miss")
 	length := flag.Duration("for", 10*time.Second, "length of each run with traffic")
 	processes := flag.Int("processes", 8, "size of a fleet")
 	callers := flag.Int("callers", 200, "in each process of a fleet")

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/refill-go/refill/bench/peers"
 	"github.com/refill-go/refill/internal/realtest"
@@ -68,6 +69,12 @@ func TestTurnsOfTheSuites(t *testing.T) {
 		{
 			name: "l2-4", subjects: []string{"refill", "goredis", "goredis-get"}, commands: 1, most: 1.1, loads: 0,
 			run: func(ctx context.Context, b *bench) error { return b.l2Tables(ctx, small(b.l2Turns()), 4) },
+		},
+		{
+			name: "miss-4", subjects: []string{"refill", "sf"}, commands: 9, most: 10.1, loads: 1,
+			run: func(ctx context.Context, b *bench) error {
+				return b.missTable(ctx, "miss-4", small(b.missTurns(4, time.Millisecond)))
+			},
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
