@@ -131,8 +131,9 @@ func (l *Loader[V]) putL1(e *entry[V], record []byte) {
 }
 
 // encode returns the record of a loaded value, and the entry for L1. The entry has the value as it was loaded. If the
-// codec may leave out a part of the value, the entry has the value that other nodes decode from the record. If the value
-// must not be stored, or if encode returns an error, there is no record, and the entry has the value as it was loaded.
+// codec may leave out a part of the value, the entry has the value that other nodes decode from the record. If the
+// value must not be stored, or if encode returns an error, there is no record, and the entry has the value as it was
+// loaded.
 func (r *refill[V]) encode(token string, began time.Time, v loaded[V]) (*entry[V], []byte, error) {
 	rec := driver.Record{
 		Token: token, LoadBegan: began, LoadTook: v.took, Kind: r.kind, Validator: v.terms.validator,
@@ -203,9 +204,9 @@ func (l *Loader[V]) tagsOf(t terms) []string {
 	return tags
 }
 
-// decode returns the entry of a record of the store. It returns nil if there is no record, if the record does not belong
-// to this Loader, or if its value cannot be decoded. All these cases are a miss. In the last case, storedAt says when
-// the record was stored, as the store counts time.
+// decode returns the entry of a record of the store. It returns nil if there is no record, if the record does not
+// belong to this Loader, or if its value cannot be decoded. All these cases are a miss. In the last case, storedAt says
+// when the record was stored, as the store counts time.
 func (l *Loader[V]) decode(key string, record []byte, epoch l1.Epoch) (e *entry[V], storedAt time.Time) {
 	if record == nil {
 		return nil, time.Time{}

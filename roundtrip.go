@@ -39,8 +39,8 @@ var (
 	binaryMarshaler = reflect.TypeFor[encoding.BinaryMarshaler]()
 )
 
-// lossyType reports whether codec may leave out a part of a value of type t, or decode the part as another type. This is
-// so for unexported fields, for fields with the tag "-" and for interfaces. A type that encodes itself is complete.
+// lossyType reports whether codec may leave out a part of a value of type t, or decode the part as another type. This
+// is so for unexported fields, for fields with the tag "-" and for interfaces. A type that encodes itself is complete.
 func lossyType(t reflect.Type, codec Codec) bool {
 	marshalers := []reflect.Type{binaryMarshaler}
 	switch codec.(type) {

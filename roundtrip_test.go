@@ -47,7 +47,8 @@ func TestTheLoadingNodeKeepsItsValue(t *testing.T) {
 	})
 }
 
-// The codec may leave out a part of the value. So the loading node decodes every value, and serves what other nodes get.
+// The codec may leave out a part of the value. So the loading node decodes every value, and serves what other nodes
+// get.
 func TestTheLoadingNodeDecodesATypeThatTheCodecCuts(t *testing.T) {
 	type hidden struct{ Shown, shy int }
 	bubble(t, func(t *testing.T) {
@@ -111,8 +112,8 @@ func TestAValueThatCannotBeDecodedAgain(t *testing.T) {
 	})
 }
 
-// Two nodes have codecs of the same name that do not understand each other. Each node gets the same key every 10 ms, for
-// 10 s. A node replaces the record of the other node once per ErrorTTL at most, and both nodes get values.
+// Two nodes have codecs of the same name that do not understand each other. Each node gets the same key every 10 ms,
+// for 10 s. A node replaces the record of the other node once per ErrorTTL at most, and both nodes get values.
 func TestTwoCodecsThatDoNotUnderstandEachOther(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		shared := memory.New()
