@@ -222,7 +222,7 @@ func (l *Loader[V]) onSubscribed(a driver.Announcement) {
 // entry as well. If L1 has any other entry, that entry may be newer than the announced record. Then replace only marks
 // the entry as superseded.
 func (l *Loader[V]) replace(key string, a driver.Announcement) {
-	e := l.l1.Get(key)
+	e := l.l1.Look(key)
 	if e == nil || e.Data.token == a.Token || !l.l1.Valid(e) {
 		return
 	}
@@ -255,7 +255,7 @@ func (l *Loader[V]) onFailed(key string, a driver.Announcement) {
 // reschedule sets when the entry of key in L1 may be refreshed again: after backOff, or at once if backOff is 0. It is
 // called when an announcement says that a load has ended without a value.
 func (l *Loader[V]) reschedule(key string, backOff time.Duration) {
-	e := l.l1.Get(key)
+	e := l.l1.Look(key)
 	switch {
 	case e == nil:
 	case backOff > 0:

@@ -118,7 +118,8 @@ func newLoader[V any](
 		return nil, err
 	}
 	l.l1, err = l1.New[content[V]](l1.Config{
-		Off: cfg.LocalTTL == 0, Entries: cfg.LocalEntries, Bytes: cfg.LocalBytes, Tick: tickOf(cfg.TTL), Now: l.store.Now,
+		Off: cfg.LocalTTL == 0, Entries: cfg.LocalEntries, Bytes: cfg.LocalBytes,
+		Tick: tickOf(cfg.TTL), Now: cfg.Shared.Now, Store: cfg.Shared,
 	})
 	if err != nil {
 		l.leaveName()

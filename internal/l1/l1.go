@@ -25,13 +25,14 @@ type Config struct {
 	Entries int   // largest number of entries, at least 1
 	Bytes   int64 // largest sum of the sizes of all entries, at least 1; math.MaxInt64 = not bounded
 
-	Tick time.Duration    // how often the coarse clock is read
-	Now  func() time.Time // the clock
+	Tick  time.Duration    // how often the coarse clock reads Now while the Cache is used
+	Now   func() time.Time // the clock
+	Store any              // Caches with the same Store and Tick share a coarse clock, and have the same Now
 }
 
 // Cache holds entries of T.
 type Cache[T any] struct {
-	clock clock
+	clock *clock
 	seed  maphash.Seed
 
 	hot     hotTable[T]
@@ -71,7 +72,7 @@ func New[T any](cfg Config) (*Cache[T], error) {
 			return nil, err
 		}
 	}
-	c.clock.start(cfg.Tick, cfg.Now)
+	c.clock = clockOf(cfg)
 	return c, nil
 }
 
@@ -117,7 +118,7 @@ const perItem = 200
 
 // Fresh returns the entry of key if the entry can be served as fresh, and nil otherwise. Fresh is the whole path of a
 // hit. For an entry in the hot table it needs no lock, timer, allocation or system clock, except that touch calls
-// ristretto once per tick.
+// ristretto once per tick. If the coarse clock sleeps, Fresh wakes it.
 func (c *Cache[T]) Fresh(key string) *Entry[T] {
 	h, now := c.Hash(key), c.clock.now.Load()
 	e := c.hot.slot(h).Load()
@@ -129,6 +130,9 @@ func (c *Cache[T]) Fresh(key string) *Entry[T] {
 		c.touch(h, e, now)
 	}
 	if now >= e.ServeUntil.Load() || now < e.NotBefore || !c.valid(h, e) {
+		if now == asleep && c.clock.use() != asleep {
+			return c.Fresh(key) // by the time that use has just read
+		}
 		return nil
 	}
 	return e
@@ -136,21 +140,35 @@ func (c *Cache[T]) Fresh(key string) *Entry[T] {
 
 // Get returns the entry of key, or nil. The caller decides whether the entry can be served.
 func (c *Cache[T]) Get(key string) *Entry[T] {
-	h := c.Hash(key)
+	h, now := c.Hash(key), c.clock.use()
 	e := c.hot.slot(h).Load()
 	if e == nil || e.Key != key {
 		return c.getBack(h, key)
 	}
-	if now := c.clock.now.Load(); e.touched.Load() != now {
+	if e.touched.Load() != now {
 		c.touch(h, e, now)
 	}
 	return e
 }
 
-// touch tells ristretto once per tick that an entry of the hot table is in use. Otherwise ristretto would see no
-// reads of the hottest keys, and would evict them first.
+// Look is Get for announcements. It is no use of the Cache, so it does not wake the coarse clock.
+func (c *Cache[T]) Look(key string) *Entry[T] {
+	h := c.Hash(key)
+	e := c.hot.slot(h).Load()
+	if e == nil || e.Key != key {
+		e, _ = c.back.get(h)
+	}
+	if e == nil || e.Key != key {
+		return nil
+	}
+	return e
+}
+
+// touch tells ristretto and the clock once per tick that an entry of the hot table is in use. Otherwise ristretto would
+// see no reads of the hottest keys, and would evict them first, and the clock would fall asleep.
 func (c *Cache[T]) touch(h uint64, e *Entry[T], now int64) {
 	e.touched.Store(now)
+	c.clock.use()
 	c.back.get(h)
 }
 
@@ -160,6 +178,7 @@ func (c *Cache[T]) getBack(h uint64, key string) *Entry[T] {
 	if e == nil || e.Key != key {
 		return nil
 	}
+	c.clock.use()
 	if n%32 == 0 {
 		c.promote(h, e)
 	}
@@ -225,6 +244,6 @@ func (c *Cache[T]) Hash(s string) uint64 { return maphash.String(c.seed, s) }
 // Close ends the goroutines. Other methods may run during Close and after it. After Close, Put and Get use only the hot
 // table.
 func (c *Cache[T]) Close() {
-	c.clock.close()
+	c.clock.leave()
 	c.back.close()
 }
