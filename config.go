@@ -128,7 +128,7 @@ type Config struct {
 	// is the memory that its key, its decoded value and its management take, some 500 bytes at least. See [Sizer].
 	// Default of LocalBytes: 64 MiB. Negative LocalBytes: no bound. L1 does not keep a value that is larger than a
 	// quarter of LocalBytes. An entry counts as LocalBytes/LocalEntries at least, so L1 may hold fewer small values if
-	// others are large. Besides these bounds, a Loader takes about 1 MiB.
+	// others are large. Besides these bounds, a Loader takes about 1 MiB, and some KiB before its first value.
 	LocalEntries int
 	LocalBytes   int64
 

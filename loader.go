@@ -117,14 +117,10 @@ func newLoader[V any](
 	if l.leaveName, err = names.enter(cfg.Shared, name, l.kind, reflect.TypeFor[V]()); err != nil {
 		return nil, err
 	}
-	l.l1, err = l1.New[content[V]](l1.Config{
+	l.l1 = l1.New[content[V]](l1.Config{
 		Off: cfg.LocalTTL == 0, Entries: cfg.LocalEntries, Bytes: cfg.LocalBytes,
 		Tick: tickOf(cfg.TTL), Now: cfg.Shared.Now, Store: cfg.Shared,
 	})
-	if err != nil {
-		l.leaveName()
-		return nil, invalid("LocalEntries", "%v", err)
-	}
 	l.flights = flight.NewGroup[answer[V], driver.Announcement](cfg.MaxWaiters)
 	if cfg.MaxLoads < maxSlots {
 		l.loadSlots = make(chan struct{}, cfg.MaxLoads)

@@ -10,7 +10,7 @@ import (
 // backTable is ristretto, behind gates. Close of ristretto closes channels that its other methods use, so a call
 // during Close can panic. Each call goes through a gate, and close shuts all gates before it closes ristretto.
 type backTable[T any] struct {
-	cache *ristretto.Cache[uint64, *Entry[T]] // nil if the cache is off
+	cache *ristretto.Cache[uint64, *Entry[T]]
 	gates [gates]gate
 	held  atomic.Int64 // sum of the costs of all entries that ristretto holds, in its table or in its queue
 	most  int64        // put adds no entry while held is above this bound
@@ -36,18 +36,19 @@ func (g *gate) close() {
 	}
 }
 
-func (t *backTable[T]) setUp(cfg *ristretto.Config[uint64, *Entry[T]]) (err error) {
+func (t *backTable[T]) setUp(most int64, cfg *ristretto.Config[uint64, *Entry[T]]) {
+	t.most = most
 	cfg.OnExit = func(e *Entry[T]) { t.held.Add(-costOf(e)) } // e is nil if there was nothing to remove
-	t.cache, err = ristretto.NewCache(cfg)
-	return err
+	cache, err := ristretto.NewCache(cfg)
+	if err != nil { // a limit below 1, which limitsOf does not return
+		panic(err)
+	}
+	t.cache = cache
 }
 
 // enter counts a call at the gate of a key. After the call of ristretto, the caller of enter calls g.left.Add(1). enter
-// returns nil if the cache is off or closed. n is the number of calls that have passed the gate, this call included.
+// returns nil if the cache is closed. n is the number of calls that have passed the gate, this call included.
 func (t *backTable[T]) enter(hash uint64) (g *gate, n uint64) {
-	if t.cache == nil {
-		return nil, 0
-	}
 	g = &t.gates[hash>>32%gates]
 	if n = g.entered.Add(1); n > shutGate {
 		return nil, 0
@@ -96,9 +97,6 @@ func (t *backTable[T]) drop(hash uint64) {
 
 // close waits for the calls that run, and ends the goroutines of ristretto. Later calls do nothing.
 func (t *backTable[T]) close() {
-	if t.cache == nil {
-		return
-	}
 	for i := range t.gates {
 		t.gates[i].close()
 	}

@@ -16,11 +16,10 @@ import (
 // a buffer of 64 reads is full. Here the buffer has one place, so each Get writes to the channel.
 func TestCloseBesideCalls(t *testing.T) {
 	for range 100 {
-		c := newTestCache(t, Config{Off: true})
-		err := c.back.setUp(&ristretto.Config[uint64, *Entry[int]]{NumCounters: 10, MaxCost: 10, BufferItems: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c, tables := newTestCache(t, Config{}), &tables[int]{}
+		tables.hot.setUp(c.slots, c.hotRoom)
+		tables.back.setUp(c.most, &ristretto.Config[uint64, *Entry[int]]{NumCounters: 10, MaxCost: 10, BufferItems: 1})
+		c.tables.Store(tables)
 		var (
 			wg    sync.WaitGroup
 			stop  atomic.Bool
@@ -33,17 +32,17 @@ func TestCloseBesideCalls(t *testing.T) {
 				c.Put(c.NewEntry(key, c.Epoch(key), nil, 0), 1)
 				began.Done()
 				for !stop.Load() {
-					c.getBack(h, key)
+					c.getBack(tables, h, key)
 					c.Invalidate(key)
 					runtime.Gosched() // otherwise each goroutine runs for its whole time slice
 				}
 			})
 		}
 		began.Wait()
-		c.back.close()
+		tables.back.close()
 		stop.Store(true)
 		wg.Wait()
-		if e, _ := c.back.get(c.Hash("a")); e != nil {
+		if e, _ := tables.back.get(c.Hash("a")); e != nil {
 			t.Error("ristretto answers after close")
 		}
 	}

@@ -2,8 +2,6 @@ package l1
 
 import (
 	"math"
-	"runtime"
-	"strconv"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -15,10 +13,7 @@ const testTick = 50 * time.Millisecond
 // clockCache makes a cache with a real clock. Caches with the same store share that clock.
 func clockCache(t *testing.T, store any) *Cache[int] {
 	t.Helper()
-	c, err := New[int](Config{Entries: 100, Bytes: math.MaxInt64, Tick: testTick, Now: time.Now, Store: store})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := New[int](Config{Entries: 100, Bytes: math.MaxInt64, Tick: testTick, Now: time.Now, Store: store})
 	c.SetSubscribed(true)
 	return c
 }
@@ -38,7 +33,7 @@ func TestAnEntryThatExpiresWhileTheClockSleeps(t *testing.T) {
 		defer c.Close()
 		putFor(c, "short", time.Minute)
 		putFor(c, "long", time.Hour)
-		c.back.cache.Wait() // the two keys may share a slot of the hot table
+		c.tables.Load().back.cache.Wait() // the two keys may share a slot of the hot table
 		for _, key := range []string{"short", "long"} {
 			if c.Fresh(key) == nil {
 				t.Fatalf("%s: not fresh after Put", key)
@@ -69,14 +64,14 @@ func TestTheClockOfAUsedCacheTicks(t *testing.T) {
 			c := clockCache(t, nil)
 			defer c.Close()
 			putFor(c, "k", time.Hour)
-			c.back.cache.Wait()
+			c.tables.Load().back.cache.Wait()
 			if c.Get("k") == nil { // wakes the clock
 				t.Fatal("not there after Put")
 			}
 			for range 5 * idleTicks {
 				time.Sleep(testTick)
 				if back { // the next Get must ask ristretto
-					c.hot.drop(c.Hash("k"), "k")
+					c.tables.Load().hot.drop(c.Hash("k"), "k")
 				}
 				now := c.clock.now.Load()
 				if late := time.Now().UnixMicro() - now; now == asleep || late > testTick.Microseconds() {
@@ -122,6 +117,8 @@ func TestCachesOfAStoreShareAClock(t *testing.T) {
 			d.Close()
 		}
 		other.Close()
+		putFor(a, "k", time.Hour)
+		putFor(b, "k", time.Hour)
 		a.Get("k")
 		a.Close()
 		time.Sleep(2 * testTick)
@@ -147,6 +144,7 @@ func TestAUseBesideAClockThatFallsAsleep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := clockCache(t, nil)
 		defer c.Close()
+		putFor(c, "k", time.Hour)
 		c.clock.used.Store(true)
 		if c.Get("k"); c.clock.now.Load() == asleep {
 			t.Error("the clock sleeps for ever")
@@ -181,19 +179,4 @@ func TestManyUsesBesideSleepAndClose(t *testing.T) {
 		c.Close()
 		wg.Wait()
 	})
-}
-
-// An idle cache has no goroutine.
-func TestAnIdleCacheHasNoGoroutine(t *testing.T) {
-	before := runtime.NumGoroutine()
-	for i := range 100 {
-		c, err := New[int](Config{Off: true, Tick: testTick, Now: time.Now, Store: strconv.Itoa(i % 2)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
-	}
-	if n := runtime.NumGoroutine(); n > before {
-		t.Errorf("100 idle caches have %d goroutines", n-before)
-	}
 }

@@ -1,5 +1,7 @@
 package l1
 
+import "sync/atomic"
+
 // This file decides whether an entry is valid. Invalidations raise counters. A reader compares these counters with
 // their earlier values, which are noted in the entry.
 
@@ -10,6 +12,31 @@ const (
 	notSubscribed = ^uint32(0)     // Epoch.subscription of a read that began while announcements could not be received
 	shut          = ^uint32(0) - 1 // Cache.subscription after Shut
 )
+
+// stripes are the counters of keys and tags. They take 320 KiB, so a Cache that is not used has none. An idle process
+// still gets the announcements of the others. An invalidation that finds no stripes raises nothing, so Epoch has to
+// make them, before the read of the key begins. If Put made them, the first entry could be older than an invalidation:
+//
+//  1. A reader notes the epoch of k: there are no stripes, so it notes 0. It reads the old value from the store.
+//  2. The value is invalidated in the store. Invalidate(k) finds no stripes.
+//  3. The reader puts the old value, and the stripes are made. The counter of k is 0, so the entry is valid for ever.
+//
+// With stripes that Epoch makes, an invalidation that finds none comes before every read: Invalidate looks for stripes,
+// then Epoch makes them, and then the first read begins. An invalidation concerns only reads that began before it.
+type stripes struct {
+	keys [keyStripes]atomic.Uint32 // raised to invalidate a key; the keys of a stripe share this counter
+	tags [tagStripes]atomic.Uint64 // tagEpoch at the last invalidation of a tag of the stripe
+}
+
+// noted returns the stripes, and makes them if there are none yet.
+func (c *Cache[T]) noted() *stripes {
+	s := c.stripes.Load()
+	if s == nil {
+		c.stripes.CompareAndSwap(nil, new(stripes)) // or another goroutine has made them
+		s = c.stripes.Load()
+	}
+	return s
+}
 
 // Epoch says when a read of a key began. It consists of counters of events, not of times.
 type Epoch struct {
@@ -31,7 +58,7 @@ func (e Epoch) Confirmed() bool { return e.subscription != notSubscribed }
 // Epoch returns the current epoch of key. A reader calls it before its read of the key begins.
 func (c *Cache[T]) Epoch(key string) Epoch {
 	e := Epoch{
-		Key:          c.stripes[c.Hash(key)%keyStripes].Load(),
+		Key:          c.noted().keys[c.Hash(key)%keyStripes].Load(),
 		subscription: c.subscription.Load(),
 		Tags:         c.tagEpoch.Load(),
 	}
@@ -54,16 +81,20 @@ func (c *Cache[T]) valid(hash uint64, e *Entry[T]) bool {
 func (c *Cache[T]) NotInvalidated(e *Entry[T]) bool { return c.notInvalidated(c.Hash(e.Key), e) }
 
 func (c *Cache[T]) notInvalidated(hash uint64, e *Entry[T]) bool {
-	return e.Epoch.Key == c.stripes[hash%keyStripes].Load() && !c.TagInvalidated(e)
+	s := c.stripes.Load()
+	return s != nil && e.Epoch.Key == s.keys[hash%keyStripes].Load() && !s.tagInvalidated(e.tags, e.Epoch.Tags)
 }
 
 // Invalidate makes the entry of key invalid. If a read of key has already begun, the entry made from that read will
 // also be invalid.
 func (c *Cache[T]) Invalidate(key string) {
 	h := c.Hash(key)
-	c.stripes[h%keyStripes].Add(1)
-	c.hot.drop(h, key)
-	c.back.drop(h)
+	if s := c.stripes.Load(); s != nil {
+		s.keys[h%keyStripes].Add(1)
+	}
+	if t := c.tables.Load(); t != nil {
+		t.drop(h, key)
+	}
 }
 
 // tagStripe returns the index of a tag's counter. Tags that share a counter are invalidated together. This is safe,
@@ -76,7 +107,9 @@ func (c *Cache[T]) InvalidateTag(tag string) {
 	c.tagMu.Lock()
 	defer c.tagMu.Unlock()
 	n := c.tagEpoch.Load() + 1
-	c.tagStripes[c.tagStripe(tag)].Store(n)
+	if s := c.stripes.Load(); s != nil {
+		s.tags[c.tagStripe(tag)].Store(n)
+	}
 	c.tagEpoch.Store(n) // last, so that a reader that notes n also sees the new stripe
 }
 
@@ -85,11 +118,17 @@ func (c *Cache[T]) TagEpoch() uint64 { return c.tagEpoch.Load() }
 
 // TagInvalidated reports whether a tag of e was invalidated after the read of e began.
 func (c *Cache[T]) TagInvalidated(e *Entry[T]) bool {
-	if e.tags == nil {
+	s := c.stripes.Load()
+	return s != nil && s.tagInvalidated(e.tags, e.Epoch.Tags)
+}
+
+// tagInvalidated reports whether a tag was invalidated since epoch. tags is nil for none.
+func (s *stripes) tagInvalidated(tags *[]uint16, epoch uint64) bool {
+	if tags == nil {
 		return false
 	}
-	for _, stripe := range *e.tags {
-		if c.tagStripes[stripe].Load() > e.Epoch.Tags {
+	for _, tag := range *tags {
+		if s.tags[tag].Load() > epoch {
 			return true
 		}
 	}

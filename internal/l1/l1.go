@@ -30,21 +30,27 @@ type Config struct {
 	Store any              // Caches with the same Store and Tick share a coarse clock, and have the same Now
 }
 
-// Cache holds entries of T.
+// Cache holds entries of T. Until it is used, it has no goroutine and takes little memory.
 type Cache[T any] struct {
-	clock *clock
+	clock *clock // a hit reads the fields down to subscription, which hardly ever change
 	seed  maphash.Seed
 
-	hot     hotTable[T]
-	back    backTable[T]
-	byBytes bool  // the cost of an entry is its size in bytes; if false, it is 1
-	minCost int64 // least cost of an entry; with it, the bound on the sum of costs also bounds the number of entries
+	// tables is nil until the first Put makes it, under life, and then stays the same. It stays nil if the cache is off.
+	tables       atomic.Pointer[tables[T]]
+	stripes      atomic.Pointer[stripes] // nil until the first call of Epoch, and then stays the same
+	subscription atomic.Uint32           // raised to invalidate all entries; odd = announcements can be received
 
-	stripes      [keyStripes]atomic.Uint32 // raised to invalidate a key; the keys of its stripe share this counter
-	tagStripes   [tagStripes]atomic.Uint64 // tagEpoch at the last invalidation of a tag of the stripe
-	tagEpoch     atomic.Uint64             // how many invalidations of tags there were
-	tagMu        sync.Mutex                // held by InvalidateTag, so that one runs at a time
-	subscription atomic.Uint32             // raised to invalidate all entries; odd = announcements can be received
+	tagEpoch atomic.Uint64 // how many invalidations of tags there were
+	tagMu    sync.Mutex    // held by InvalidateTag, so that one runs at a time
+	life     sync.Mutex    // guards closed, and the making of tables
+	closed   bool
+	limits
+}
+
+// tables is where the entries are.
+type tables[T any] struct {
+	hot  hotTable[T]
+	back backTable[T]
 }
 
 // Entry is the value of one key. Only its atomic fields change after Put. The fields that a hit reads fit into the
@@ -64,44 +70,69 @@ type Entry[T any] struct {
 }
 
 // New returns an empty Cache. Close ends its goroutines.
-func New[T any](cfg Config) (*Cache[T], error) {
-	c := &Cache[T]{seed: maphash.MakeSeed()}
-	c.hot.setUp(1, 0)
+func New[T any](cfg Config) *Cache[T] {
+	c := &Cache[T]{seed: maphash.MakeSeed(), clock: clockOf(cfg)}
 	if !cfg.Off {
-		if err := c.setUp(cfg); err != nil {
-			return nil, err
-		}
+		c.limits = limitsOf(cfg, c.overhead())
 	}
-	c.clock = clockOf(cfg)
-	return c, nil
+	return c
 }
 
-func (c *Cache[T]) setUp(cfg Config) error {
+// limits say how large a Cache can become. They are zero if the cache is off.
+type limits struct {
+	byBytes bool  // the cost of an entry is its size in bytes; if false, it is 1
+	minCost int64 // least cost of an entry; with it, the bound on the sum of costs also bounds the number of entries
+	slots   int   // of the hot table
+	hotRoom int64 // largest sum of costs in the hot table
+	room    int64 // the same in ristretto
+	most    int64 // the same in ristretto and its queue
+	entries int64
+}
+
+// limitsOf returns the limits of a Cache whose entries take overhead bytes beside key and value.
+func limitsOf(cfg Config, overhead int64) limits {
 	byBytes := cfg.Bytes < math.MaxInt64
 	if byBytes { // no more entries than fit into Bytes
-		cfg.Entries = int(min(int64(cfg.Entries), max(1, cfg.Bytes/c.overhead())))
+		cfg.Entries = int(min(int64(cfg.Entries), max(1, cfg.Bytes/overhead)))
 	}
 	slots := 1 // at most a quarter of Entries, because hot table and ristretto share the bound
 	for slots*8 <= cfg.Entries && slots < maxHot {
 		slots *= 2
 	}
-	room, hotRoom := max(1, int64(cfg.Entries-slots)), int64(slots)
-	c.minCost, c.back.most = 1, math.MaxInt64
+	m := limits{slots: slots, hotRoom: int64(slots), entries: int64(cfg.Entries), most: math.MaxInt64, minCost: 1}
+	m.room = max(1, m.entries-m.hotRoom)
 	if byBytes {
-		c.byBytes = true
-		hotRoom = cfg.Bytes / 4
-		c.back.most = cfg.Bytes - hotRoom
-		bytes := max(1, c.back.most-cfg.Bytes/8) // an eighth of Bytes is for entries in the queue of ristretto
-		c.minCost = max(1, bytes/room)
-		room = bytes
+		m.byBytes = true
+		m.hotRoom = cfg.Bytes / 4
+		m.most = cfg.Bytes - m.hotRoom
+		bytes := max(1, m.most-cfg.Bytes/8) // an eighth of Bytes is for entries in the queue of ristretto
+		m.minCost = max(1, bytes/m.room)
+		m.room = bytes
 	}
-	c.hot.setUp(slots, hotRoom)
-	return c.back.setUp(&ristretto.Config[uint64, *Entry[T]]{
-		NumCounters:        min(10*int64(cfg.Entries), maxCounters),
-		MaxCost:            room,
+	return m
+}
+
+// forPut returns the tables, and makes them if there are none yet. It returns nil if the cache is off, or was closed
+// before its first Put.
+func (c *Cache[T]) forPut() *tables[T] {
+	if t := c.tables.Load(); t != nil || c.slots == 0 {
+		return t
+	}
+	c.life.Lock()
+	defer c.life.Unlock()
+	if t := c.tables.Load(); t != nil || c.closed {
+		return t
+	}
+	t := new(tables[T])
+	t.hot.setUp(c.slots, c.hotRoom)
+	t.back.setUp(c.most, &ristretto.Config[uint64, *Entry[T]]{
+		NumCounters:        min(10*c.entries, maxCounters),
+		MaxCost:            c.room,
 		BufferItems:        64,
 		IgnoreInternalCost: true,
 	})
+	c.tables.Store(t)
+	return t
 }
 
 // maxCounters bounds the memory for the counters of ristretto, which take about 4 bytes each. An entry needs ten
@@ -120,14 +151,17 @@ const perItem = 200
 // hit. For an entry in the hot table it needs no lock, timer, allocation or system clock, except that touch calls
 // ristretto once per tick. If the coarse clock sleeps, Fresh wakes it.
 func (c *Cache[T]) Fresh(key string) *Entry[T] {
-	h, now := c.Hash(key), c.clock.now.Load()
-	e := c.hot.slot(h).Load()
+	h, now, t := c.Hash(key), c.clock.now.Load(), c.tables.Load()
+	if t == nil {
+		return nil
+	}
+	e := t.hot.slot(h).Load()
 	if e == nil || e.Key != key {
-		if e = c.getBack(h, key); e == nil {
+		if e = c.getBack(t, h, key); e == nil {
 			return nil
 		}
 	} else if e.touched.Load() != now {
-		c.touch(h, e, now)
+		c.touch(t, h, e, now)
 	}
 	if now >= e.ServeUntil.Load() || now < e.NotBefore || !c.valid(h, e) {
 		if now == asleep && c.clock.use() != asleep {
@@ -140,23 +174,31 @@ func (c *Cache[T]) Fresh(key string) *Entry[T] {
 
 // Get returns the entry of key, or nil. The caller decides whether the entry can be served.
 func (c *Cache[T]) Get(key string) *Entry[T] {
+	t := c.tables.Load()
+	if t == nil {
+		return nil
+	}
 	h, now := c.Hash(key), c.clock.use()
-	e := c.hot.slot(h).Load()
+	e := t.hot.slot(h).Load()
 	if e == nil || e.Key != key {
-		return c.getBack(h, key)
+		return c.getBack(t, h, key)
 	}
 	if e.touched.Load() != now {
-		c.touch(h, e, now)
+		c.touch(t, h, e, now)
 	}
 	return e
 }
 
 // Look is Get for announcements. It is no use of the Cache, so it does not wake the coarse clock.
 func (c *Cache[T]) Look(key string) *Entry[T] {
+	t := c.tables.Load()
+	if t == nil {
+		return nil
+	}
 	h := c.Hash(key)
-	e := c.hot.slot(h).Load()
+	e := t.hot.slot(h).Load()
 	if e == nil || e.Key != key {
-		e, _ = c.back.get(h)
+		e, _ = t.back.get(h)
 	}
 	if e == nil || e.Key != key {
 		return nil
@@ -166,21 +208,21 @@ func (c *Cache[T]) Look(key string) *Entry[T] {
 
 // touch tells ristretto and the clock once per tick that an entry of the hot table is in use. Otherwise ristretto would
 // see no reads of the hottest keys, and would evict them first, and the clock would fall asleep.
-func (c *Cache[T]) touch(h uint64, e *Entry[T], now int64) {
+func (c *Cache[T]) touch(t *tables[T], h uint64, e *Entry[T], now int64) {
 	e.touched.Store(now)
 	c.clock.use()
-	c.back.get(h)
+	t.back.get(h)
 }
 
 // getBack returns the entry of key from ristretto, or nil.
-func (c *Cache[T]) getBack(h uint64, key string) *Entry[T] {
-	e, n := c.back.get(h)
+func (c *Cache[T]) getBack(t *tables[T], h uint64, key string) *Entry[T] {
+	e, n := t.back.get(h)
 	if e == nil || e.Key != key {
 		return nil
 	}
 	c.clock.use()
 	if n%32 == 0 {
-		c.promote(h, e)
+		c.promote(t, h, e)
 	}
 	return e
 }
@@ -188,17 +230,17 @@ func (c *Cache[T]) getBack(h uint64, key string) *Entry[T] {
 // promote puts an entry of ristretto into the hot table. getBack calls promote for one hit in 32, so keys that share
 // a slot occupy the slot in proportion to their traffic. If the old entry in the slot was used in this tick, promote
 // replaces it only if ristretto holds it as well. An old entry that ristretto has rejected or evicted would be lost.
-func (c *Cache[T]) promote(h uint64, e *Entry[T]) {
-	old := c.hot.slot(h).Load()
+func (c *Cache[T]) promote(t *tables[T], h uint64, e *Entry[T]) {
+	old := t.hot.slot(h).Load()
 	if old != nil && old.Key == e.Key {
 		return // old was put after e was read from ristretto
 	}
 	if old != nil && old.touched.Load() == c.clock.now.Load() {
-		if there, _ := c.back.get(c.Hash(old.Key)); there == nil {
+		if there, _ := t.back.get(c.Hash(old.Key)); there == nil {
 			return
 		}
 	}
-	c.hot.promote(h, old, e)
+	t.hot.promote(h, old, e)
 }
 
 // NewEntry makes an entry for Put. epoch is the epoch of key, which the caller noted before its read of data began.
@@ -217,7 +259,8 @@ func (c *Cache[T]) NewEntry(key string, epoch Epoch, tags []string, data T) *Ent
 // Put adds e, or replaces the entry of the same key. size is how many bytes e.Data refers to, see [SizeOf]. Put keeps
 // no entry that takes more than a quarter of Config.Bytes.
 func (c *Cache[T]) Put(e *Entry[T], size int64) {
-	if c.back.cache == nil {
+	t := c.forPut()
+	if t == nil {
 		return
 	}
 	e.cost = 1
@@ -228,22 +271,31 @@ func (c *Cache[T]) Put(e *Entry[T], size int64) {
 		}
 	}
 	h := c.Hash(e.Key)
-	if e.cost > c.hot.room {
-		c.hot.drop(h, e.Key)
-		c.back.drop(h)
+	if e.cost > c.hotRoom {
+		t.drop(h, e.Key)
 		return
 	}
 	e.touched.Store(c.clock.now.Load())
-	c.hot.put(h, e)
-	c.back.put(h, e)
+	t.hot.put(h, e)
+	t.back.put(h, e)
+}
+
+func (t *tables[T]) drop(hash uint64, key string) {
+	t.hot.drop(hash, key)
+	t.back.drop(hash)
 }
 
 // Hash returns a hash of s. Another Cache returns another hash of s.
 func (c *Cache[T]) Hash(s string) uint64 { return maphash.String(c.seed, s) }
 
 // Close ends the goroutines. Other methods may run during Close and after it. After Close, Put and Get use only the hot
-// table.
+// table, if there is one.
 func (c *Cache[T]) Close() {
 	c.clock.leave()
-	c.back.close()
+	c.life.Lock()
+	c.closed = true
+	c.life.Unlock()
+	if t := c.tables.Load(); t != nil {
+		t.back.close()
+	}
 }

@@ -18,10 +18,7 @@ func newTestCache(t *testing.T, cfg Config) *Cache[int] {
 	if cfg.Bytes == 0 {
 		cfg.Bytes = math.MaxInt64
 	}
-	c, err := New[int](cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := New[int](cfg)
 	t.Cleanup(c.Close)
 	c.SetSubscribed(true)
 	return c
@@ -54,15 +51,16 @@ func TestHotTableKeepsItsBound(t *testing.T) {
 			}
 			wg.Wait()
 			var sum int64
-			for i := range c.hot.slots {
-				sum += costOf(c.hot.slots[i].Load())
+			hot := &c.tables.Load().hot
+			for i := range hot.slots {
+				sum += costOf(hot.slots[i].Load())
 			}
-			if used := c.hot.used.Load(); sum != used || used > c.hot.room {
-				t.Errorf("%d in the slots, %d counted, room for %d", sum, used, c.hot.room)
+			if used := hot.used.Load(); sum != used || used > hot.room {
+				t.Errorf("%d in the slots, %d counted, room for %d", sum, used, hot.room)
 			}
 			e := c.NewEntry("last", c.Epoch("last"), nil, 0)
 			c.Put(e, 20)
-			if e.cost <= c.hot.room && c.Get("last") != e {
+			if e.cost <= hot.room && c.Get("last") != e {
 				t.Error("the hot table does not hold what was just put")
 			}
 		})
@@ -115,20 +113,21 @@ func TestEpochs(t *testing.T) {
 // be lost.
 func TestHotTableHoldsTheHottest(t *testing.T) {
 	c := newTestCache(t, Config{Entries: 100})
+	tables := c.forPut()
 	enter := func(key string) *Entry[int] {
 		e := c.NewEntry(key, c.Epoch(key), nil, 0)
 		c.Put(e, 1)
-		c.back.cache.Wait()
+		tables.back.cache.Wait()
 		return e
 	}
 	hot := enter("hot")
 	var cold *Entry[int]
-	for i := 0; cold == nil || c.hot.slot(c.Hash(cold.Key)) != c.hot.slot(c.Hash(hot.Key)); i++ {
-		if key := fmt.Sprint(i); c.hot.slot(c.Hash(key)) == c.hot.slot(c.Hash(hot.Key)) {
+	for i := 0; cold == nil || tables.hot.slot(c.Hash(cold.Key)) != tables.hot.slot(c.Hash(hot.Key)); i++ {
+		if key := fmt.Sprint(i); tables.hot.slot(c.Hash(key)) == tables.hot.slot(c.Hash(hot.Key)) {
 			cold = enter(key)
 		}
 	}
-	inSlot := func() string { return c.hot.slot(c.Hash(hot.Key)).Load().Key }
+	inSlot := func() string { return tables.hot.slot(c.Hash(hot.Key)).Load().Key }
 	hotReads := 0
 	for i := range 20_000 {
 		c.Get("hot")
@@ -142,9 +141,9 @@ func TestHotTableHoldsTheHottest(t *testing.T) {
 	if hotReads < 15_000 {
 		t.Errorf("a key that is asked for 20 times as often was in the hot table in %d of 20,000 reads", hotReads)
 	}
-	c.hot.put(c.Hash(cold.Key), cold)
-	c.back.drop(c.Hash(cold.Key))
-	c.back.cache.Wait()
+	tables.hot.put(c.Hash(cold.Key), cold)
+	tables.back.drop(c.Hash(cold.Key))
+	tables.back.cache.Wait()
 	for range 1000 {
 		c.Get("hot")
 	}
@@ -162,7 +161,7 @@ func TestPromoteKeepsANewerEntryOfTheSameKey(t *testing.T) {
 	newer := c.NewEntry("k", c.Epoch("k"), nil, 2)
 	c.Put(newer, 1)
 	newer.touched.Store(0) // not used in this tick, so promote may replace the entry
-	c.promote(c.Hash("k"), older)
+	c.promote(c.tables.Load(), c.Hash("k"), older)
 	if got := c.Get("k"); got != newer {
 		t.Errorf("got value %d after promote, want 2", got.Data)
 	}

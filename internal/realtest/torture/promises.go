@@ -89,7 +89,7 @@ var promises = []promise{
 			"a flight can still be joined", "invalidate.go", "\tl.flights.Forget(key)\n", "",
 		}},
 		{"TestAReadOvertakenByAnInvalidate", memory, "an announcement between the reply of a GET and L1", mutant{
-			"no epoch of the key", epoch, "\tc.stripes[h%keyStripes].Add(1)\n", "",
+			"no epoch of the key", epoch, "\t\ts.keys[h%keyStripes].Add(1)\n", "\t\t_ = s\n",
 		}},
 		{"TestAReadAcrossABreakOfTheSubscription", memory, "an announcement lost with the subscription", mutant{
 			"no epoch of the subscription", epoch,
@@ -97,7 +97,7 @@ var promises = []promise{
 			"return c.notInvalidated(hash, e)",
 		}},
 		{"TestInvalidateTagDuringALoad", memory, "InvalidateTag during a load whose tags are not known yet", mutant{
-			"L1 ignores tags", epoch, " && !c.TagInvalidated(e)", "",
+			"L1 ignores tags", epoch, " && !s.tagInvalidated(e.tags, e.Epoch.Tags)", "",
 		}},
 		{"TestInvalidateTag", memory, "InvalidateTag whose announcement is lost, on a node without L1", mutant{
 			"the tag state is ignored", "tags.go",
