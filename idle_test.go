@@ -1,11 +1,14 @@
 package refill_test
 
 import (
+	"fmt"
+	"runtime"
 	"testing"
 	"time"
 
 	"github.com/refill-go/refill"
 	"github.com/refill-go/refill/backend/memory"
+	"github.com/refill-go/refill/driver"
 )
 
 // This file tests Loaders that nobody uses for a while.
@@ -43,6 +46,32 @@ func TestAValueThatExpiresWhileTheClockSleeps(t *testing.T) {
 					t.Errorf("got %q after the end of TTL, want %q", v, "k v1")
 				}
 			})
+		})
+	}
+}
+
+// A Loader that nobody uses has no goroutine, and takes at most 16 KiB.
+func TestAnIdleLoaderCostsLittle(t *testing.T) {
+	const loaders, most = 100, 16 << 10
+	for name, shared := range map[string]driver.Store{"one store": memory.New(), "no store": nil} {
+		t.Run(name, func(t *testing.T) {
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			goroutines := runtime.NumGoroutine()
+			for i := range loaders {
+				l, err := refill.New(fmt.Sprint("thing-", i), says("value", 0), refill.Config{TTL: time.Minute, Shared: shared})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer l.Close()
+			}
+			if n := runtime.NumGoroutine() - goroutines; n > 0 {
+				t.Errorf("%d idle Loaders have %d goroutines, want 0", loaders, n)
+			}
+			runtime.ReadMemStats(&after)
+			if each := (after.TotalAlloc - before.TotalAlloc) / loaders; each > most {
+				t.Errorf("New allocates %d bytes, want %d at most", each, most)
+			}
 		})
 	}
 }

@@ -392,13 +392,15 @@ func (s *Store) updateTags(
 	return nil
 }
 
-// listener passes announcements to one subscriber, in order. It uses a goroutine of its own, because the subscriber
-// may call the Store.
+// listener passes announcements to one subscriber, in order. deliver runs on a goroutine of its own, because the
+// subscriber may call the Store, and only while there are announcements. All fields but runs are guarded by Store.mu.
 type listener struct {
-	prefix string
-	queue  []driver.Announcement // announcements that handle has not got yet; guarded by Store.mu
-	more   chan struct{}         // gets a wake-up when queue has grown; holds one
-	quit   chan struct{}         // closed by stop
+	prefix  string
+	handle  func(driver.Announcement)
+	queue   []driver.Announcement // announcements that handle has not got yet
+	busy    bool                  // deliver runs, or Subscribe has not returned yet; one call of handle at a time
+	stopped bool
+	runs    sync.WaitGroup // calls of deliver; none begins once stopped is set
 }
 
 // announce queues an announcement for the subscribers of its name. The caller holds s.mu.
@@ -406,42 +408,53 @@ func (s *Store) announce(a driver.Announcement) {
 	for l := range s.listeners {
 		if strings.HasPrefix(a.Key, l.prefix) {
 			l.queue = append(l.queue, a)
-			signal(l.more)
+			s.wake(l)
+		}
+	}
+}
+
+// wake starts deliver if there is something to deliver. The caller holds s.mu.
+func (s *Store) wake(l *listener) {
+	if len(l.queue) > 0 && !l.busy && !l.stopped {
+		l.busy = true
+		l.runs.Go(func() { s.deliver(l) })
+	}
+}
+
+// deliver calls handle until the queue is empty.
+func (s *Store) deliver(l *listener) {
+	for {
+		s.mu.Lock()
+		queue := l.queue
+		l.queue = nil
+		l.busy = len(queue) > 0
+		s.mu.Unlock()
+		if len(queue) == 0 {
+			return
+		}
+		for _, a := range queue {
+			l.handle(a)
 		}
 	}
 }
 
 // Subscribe implements driver.Store.
 func (s *Store) Subscribe(name string, handle func(driver.Announcement)) (stop func()) {
-	l := &listener{prefix: name + ":", more: make(chan struct{}, 1), quit: make(chan struct{})}
+	l := &listener{prefix: name + ":", handle: handle, busy: true}
 	s.mu.Lock()
 	s.listeners[l] = struct{}{}
 	s.mu.Unlock()
 	handle(driver.Announcement{Kind: driver.Subscribed})
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			select {
-			case <-l.quit:
-				return
-			case <-l.more:
-			}
-			s.mu.Lock()
-			queue := l.queue
-			l.queue = nil
-			s.mu.Unlock()
-			for _, a := range queue {
-				handle(a)
-			}
-		}
-	}()
+	s.mu.Lock()
+	l.busy = false
+	s.wake(l)
+	s.mu.Unlock()
 	return sync.OnceFunc(func() {
 		s.mu.Lock()
 		delete(s.listeners, l)
+		l.stopped = true
 		s.mu.Unlock()
-		close(l.quit)
-		<-done
+		l.runs.Wait()
 	})
 }
 
