@@ -303,17 +303,19 @@ func (l *Loader[V]) wait(ctx context.Context, m membership[V]) *answer[V] {
 	defer m.flight.Leave(m.want)
 	began := l.startTimer()
 	a, err := m.flight.Wait(ctx)
-	if err == nil && l.outdated(m, &a) {
-		m.flight.Forget()
-		return nil
-	}
-	if err == nil && a.stored() { // judge its age now, because the flight may have delivered it some time ago
+	outdated := err == nil && l.outdated(m, &a)
+	if err == nil && !outdated && a.stored() { // judge its age now, because it may have been delivered some time ago
 		switch f := a.entry.Data.life.at(l.now()); {
 		case f > stale, m.want == flight.Final && (f == stale || a.outcome == OutcomeStale):
 			a, err = m.flight.WaitEnd(ctx)
+			outdated = err == nil && l.outdated(m, &a)
 		case f == stale:
 			a.outcome = OutcomeStale
 		}
+	}
+	if outdated {
+		m.flight.Forget()
+		return nil
 	}
 	switch {
 	case errors.Is(err, flight.ErrNoAnswer):

@@ -116,6 +116,40 @@ func TestJoiningALoadThatIsRejected(t *testing.T) {
 	})
 }
 
+// A refresh runs on node l and has answered with a stale value. The peer invalidates the key during the load of the
+// refresh, and node l misses the announcement. A caller then joins the refresh and waits for its final answer, because
+// the caller refuses stale values, or because the value is no longer stale but expired. The store rejects the value of
+// the refresh, so the caller must get the value of a new load.
+func TestJoiningARefreshThatIsRejected(t *testing.T) {
+	for name, c := range map[string]struct {
+		staleFor time.Duration
+		o        refill.GetOptions[string]
+	}{
+		"NoStale":               {staleFor: time.Hour, o: refill.GetOptions[string]{NoStale: true}},
+		"past the end of stale": {staleFor: 1200 * ms},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				d := &db{}
+				s, l, peer := pair(t, d, refill.Config{TTL: 10 * time.Second, StaleFor: c.staleFor, Jitter: -1})
+				get(t, l, "k")
+				time.Sleep(11 * time.Second)
+				d.slow(time.Second)
+				get(t, l, "k") // stale: starts the refresh
+				s.mute.Store(true)
+				time.Sleep(300 * ms)
+				d.version.Store(1)
+				if err := peer.Invalidate(t.Context(), "k"); err != nil {
+					t.Fatal(err)
+				}
+				if r, err := l.GetResultWith(t.Context(), "k", c.o); err != nil || r.Value != "k v1" {
+					t.Errorf("got %q, %v, %v after the Invalidate, want \"k v1\"", r.Value, r.Outcome, err)
+				}
+			})
+		})
+	}
+}
+
 // Each load takes 1 s, and the peer invalidates the key every 300 ms. So the store rejects the value of every load.
 // Each caller must get an answer after two loads at most.
 func TestJoiningLoadsThatAreAllRejected(t *testing.T) {
