@@ -1,6 +1,7 @@
 package refill_test
 
 import (
+	"context"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -54,6 +55,79 @@ func TestAReadAcrossABreakOfTheSubscription(t *testing.T) {
 		get(t, l, "k")
 		if v := get(t, l, "k"); v != "k v1" {
 			t.Errorf("got %q after the break, want %q", v, "k v1")
+		}
+	})
+}
+
+// A Get has read v0 from the store. Another node loads v1 again, and this node handles the announcement while L1 has no
+// entry. Then the Get puts v0 into L1. L1 may serve v0 once more, but must then have v1.
+func TestAReadOvertakenByAFill(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{took: 10 * ms}
+		s, l, peer := pair(t, d, refill.Config{TTL: time.Hour})
+		get(t, peer, "k")
+		s.onGet(func() {
+			s.onGet(nil)
+			d.version.Store(1)
+			if err := peer.Refresh(t.Context(), "k"); err != nil {
+				t.Error(err)
+			}
+			synctest.Wait() // until the node has handled the announcement
+		})
+		get(t, l, "k") // this Get began before the Refresh, so this Get may return the old value
+		get(t, l, "k")
+		synctest.Wait()
+		if v := get(t, l, "k"); v != "k v1" {
+			t.Errorf("got %q, want the announced value \"k v1\"", v)
+		}
+	})
+}
+
+// A Refresh loads v1 on a node. Meanwhile a Get on the same node reads v0 from the store, and the reply comes late: after
+// the Refresh has put v1 into L1. L1 must still have v1 when the Get has ended.
+func TestAReadOvertakenByALoadOfItsNode(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{took: 10 * ms}
+		s, l, peer := pair(t, d, refill.Config{TTL: time.Hour})
+		get(t, peer, "k")
+		s.mute.Store(true) // the announcement of v1 comes later than v0, or never
+		d.version.Store(1)
+		refreshed := make(chan error)
+		go func() { refreshed <- l.Refresh(t.Context(), "k") }()
+		synctest.Wait() // until the load has begun
+		s.onGet(func() { time.Sleep(100 * ms) })
+		get(t, l, "k")
+		if err := <-refreshed; err != nil {
+			t.Error(err)
+		}
+		if v := get(t, l, "k"); v != "k v1" {
+			t.Errorf("got %q after the Refresh, want %q", v, "k v1")
+		}
+	})
+}
+
+// A node has published v0, and the reply is under way. Another node loads v1 and publishes it, and the first node
+// handles the announcement while its L1 has no entry. Then the reply arrives. L1 may serve v0 once more, but must then
+// have v1.
+func TestAPublicationOvertakenByAFill(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{took: 10 * ms}
+		s, l, peer := pair(t, d, refill.Config{TTL: time.Hour})
+		s.onStep(func(_ context.Context, step string) error {
+			if step != "publish" {
+				return nil
+			}
+			s.onStep(nil)
+			d.version.Store(1)
+			err := peer.Refresh(t.Context(), "k")
+			synctest.Wait() // until the node has handled the announcement
+			return err
+		})
+		get(t, l, "k") // loads v0
+		get(t, l, "k")
+		synctest.Wait()
+		if v := get(t, l, "k"); v != "k v1" {
+			t.Errorf("got %q, want the announced value \"k v1\"", v)
 		}
 	})
 }

@@ -196,7 +196,9 @@ func (l *Loader[V]) onAnnouncement(a driver.Announcement) {
 		}
 	case driver.Filled:
 		l.backoffs.forget(key)
+		l.flights.Notify(key, a) // before replace, see keepInL1
 		l.replace(key, a)
+		return
 	case driver.Failed:
 		l.onFailed(key, a)
 	case driver.Released:
@@ -233,7 +235,13 @@ func (l *Loader[V]) replace(key string, a driver.Announcement) {
 			return
 		}
 	}
-	e.ServeUntil.Store(0) // superseded: the next Get serves the entry, and refreshes it in the background
+	supersede(e)
+}
+
+// supersede marks an entry of L1 as older than the record of the store. The next Get serves the entry, and refreshes it
+// in the background.
+func supersede[V any](e *entry[V]) {
+	e.ServeUntil.Store(0)
 	e.RefreshAt.Store(0)
 }
 

@@ -108,7 +108,7 @@ func (r *refill[V]) publishRecord(
 	case result == driver.StoreFull:
 		kind, err = EventStoreError, errStoreFull
 	}
-	r.putL1(e, record)
+	r.keepInL1(e, record)
 	r.emit(Event{Kind: kind, Key: r.key, Err: err})
 	if now := r.now(); err == nil && e.Data.life.publishedLate(now) {
 		r.emit(Event{Kind: EventPublishedLate, Key: r.key, Took: e.Data.life.age(now)})

@@ -266,7 +266,7 @@ func (r *refill[V]) serve(s snapshot, o Outcome) next {
 	}
 	f := e.Data.life.at(r.now())
 	if e.Data.noStore {
-		r.putL1(e, s.record)
+		r.keepInL1(e, s.record)
 		if r.uncacheable(f) {
 			return next{step: stepUncacheable}
 		}
@@ -286,7 +286,7 @@ func (r *refill[V]) serve(s snapshot, o Outcome) next {
 			// This flight goes on as the refresh, so no Get needs to start another refresh for LockTTL.
 			e.RefreshAt.Store(r.now() + r.cfg.LockTTL.Microseconds())
 		}
-		r.putL1(e, s.record)
+		r.keepInL1(e, s.record)
 	}
 	if r.offer(e, f, o) {
 		return next{step: stepDone}

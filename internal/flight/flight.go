@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -43,6 +44,8 @@ type Flight[A, M any] struct {
 	done     chan struct{} // closed when the flight has ended; final and finished are read only after that
 	final    A
 	finished bool // Finish was called, so final is valid
+
+	latest atomic.Pointer[M] // see Latest; Notify sets it, and DrainInbox clears it
 
 	timer *time.Timer // delivers the answer of DeliverAfter, unless another answer comes first; nil = not called
 
@@ -234,8 +237,15 @@ func (f *Flight[A, M]) Inbox() <-chan M { return f.inbox }
 // Urgent returns a channel that is closed once an urgent caller has joined. It is nil before Listen.
 func (f *Flight[A, M]) Urgent() <-chan struct{} { return f.urgent }
 
+// Latest returns the last message about the key that came while callers could join this flight, or after Listen. Latest
+// returns nil if no message has come since the start of the flight or since DrainInbox.
+func (f *Flight[A, M]) Latest() *M { return f.latest.Load() }
+
+func (f *Flight[A, M]) setLatest(m M) { f.latest.Store(&m) }
+
 // DrainInbox drops the messages that have arrived.
 func (f *Flight[A, M]) DrainInbox() {
+	f.latest.Store(nil)
 	for {
 		select {
 		case <-f.inbox:

@@ -247,6 +247,35 @@ func TestMessagesOfManyFlights(t *testing.T) {
 	}
 }
 
+// Latest must return the last message about the key, with and without an inbox, also after Forget if there is an inbox.
+// Latest must not return a message about another key, or a message from before DrainInbox.
+func TestLatest(t *testing.T) {
+	g := newGroup()
+	f := join(t, g, Answer, Leader)
+	want := func(what string, want int) {
+		t.Helper()
+		switch m := f.Latest(); {
+		case want == 0 && m != nil:
+			t.Errorf("%s: message %d, want none", what, *m)
+		case want != 0 && (m == nil || *m != want):
+			t.Errorf("%s: %v, want message %d", what, m, want)
+		}
+	}
+	g.Notify("another key", 1)
+	want("another key", 0)
+	g.Notify("k", 2)
+	want("without an inbox", 2)
+	f.Listen()
+	f.DrainInbox()
+	want("after DrainInbox", 0)
+	g.Forget("k")
+	for i := range 100 { // more than the inbox can hold
+		g.Notify("k", 3+i)
+	}
+	want("forgotten", 102)
+	f.End()
+}
+
 func TestUrgent(t *testing.T) {
 	for name, listenFirst := range map[string]bool{"joins before Listen": false, "joins after Listen": true} {
 		g := newGroup()

@@ -167,11 +167,16 @@ func (g *Group[A, M]) ForgetAll() {
 	clear(g.byKey)
 }
 
-// Notify puts a message into the inbox of every flight of key, including forgotten flights.
+// Notify puts a message into the inbox of every flight of key, including forgotten flights. A flight that callers can
+// join notes the message for Latest, even if the flight has no inbox.
 func (g *Group[A, M]) Notify(key string, m M) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if f := g.byKey[key]; f != nil {
+		f.setLatest(m)
+	}
 	for f := g.listening[key]; f != nil; f = f.sibling {
+		f.setLatest(m)
 		f.receive(m)
 	}
 }
