@@ -107,6 +107,9 @@ func (w *world) checkWanted(b *load) {
 	const late = 300 * ms
 	if !slices.ContainsFunc(w.calls, func(g *get) bool {
 		most := g.end + late + w.storeTimeout()
+		if w.any(0, b.begin, b.node, anyKey, loadFaults...) { // after failed loads, the node may have let others go first
+			most += w.cfg.LockTTL
+		}
 		if w.cfg.SoftTimeout > 0 || g.err != nil { // the refill of g may still wait for the lease of another node
 			most += w.cfg.LoadTimeout + w.cfg.LockTTL
 		}
