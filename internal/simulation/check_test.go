@@ -206,22 +206,17 @@ func (w *world) checkErrors(g *get) {
 	}
 }
 
-// mayFail reports whether a fault makes loads of the key of g fail on the node of g, or on two other nodes. The fault
-// must be active between the moment past and the end of g. With bulk loads, faults of all keys count.
+// mayFail reports whether loads of the key of g have failed on the node of g, or on two other nodes, because of a fault.
+// Loads that ran at some time between the moment past and the end of g count. With bulk loads, loads of all keys count.
+// A Loader that was opened after the Close of another Loader counts as another node, as it does for the fleet.
 func (w *world) mayFail(g *get, past time.Duration) bool {
-	key := g.key
-	if w.bulk {
-		key = anyKey
-	}
-	n := 0
-	for node := range nodes {
-		if w.any(past, g.end, node, key, loadFaults...) {
-			if n++; node == g.life.node {
-				return true
-			}
+	failed := map[*life]bool{}
+	for _, b := range w.db.loads {
+		if (b.key == g.key || w.bulk) && !b.ok && b.fault != "" && b.begin <= g.end && (b.end < 0 || b.end >= past) {
+			failed[b.life] = true
 		}
 	}
-	return n >= 2
+	return failed[g.life] || len(failed) >= 2
 }
 
 // checkLength checks the second half of G4: no call waits longer than its ctx. It also checks the bound of G7: no call
