@@ -171,11 +171,18 @@ func (w *world) checkStored(g *get) {
 		return
 	}
 	for _, p := range w.server.pubs {
-		if p.key == g.key && p.version > g.value.Version && p.at+tick < g.begin && !g.value.NoStore {
+		if p.key == g.key && p.version > g.value.Version && p.at+tick < g.begin && !g.value.NoStore && !w.joined(g) {
 			w.violate("G2", "older than version %d, stored at %v: %s", p.version, p.at, show(g))
 			return
 		}
 	}
+}
+
+// joined reports whether the Get g joined a load that may have run without a lease, because its node remembered a
+// no-store. The store does not judge the value of such a load.
+func (w *world) joined(g *get) bool {
+	b := w.db.loads[g.value.Load]
+	return b.life == g.life && b.begin <= g.begin && g.begin <= b.end && w.remembersNoStore(b)
 }
 
 // checkErrors checks the error of a Get. The main rule is G6: on a node whose own loads work, the error of a load is
