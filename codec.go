@@ -131,11 +131,12 @@ func (l *Loader[V]) putL1(e *entry[V], record []byte) {
 }
 
 // keepInL1 is putL1 for a record that this refill has read or published. The danger: 1. The store executes the call of
-// this refill. 2. Another fill publishes a newer record, and L1 learns of it: this node puts the newer record into L1, or
-// handles its announcement (replace). 3. The reply of the store arrives, and the older record goes into L1. Then L1 would
-// serve the older record until LocalTTL is over. So a fresh entry of a later load stays in L1. If a fill of another
-// record was announced during the call, the entry counts as superseded. onAnnouncement first notes the announcement in
-// the flight, and then looks into L1. keepInL1 takes these two steps in the opposite order, so one of the two finds out.
+// this refill. 2. Another fill publishes a newer record, and L1 learns of it: this node puts the newer record into L1,
+// or handles its announcement (replace). 3. The reply of the store arrives, and the older record goes into L1. Then L1
+// would serve the older record until LocalTTL is over. So a fresh entry of a later load stays in L1. If a fill of
+// another record was announced during the call, the entry counts as superseded. onAnnouncement first notes the
+// announcement in the flight, and then looks into L1. keepInL1 takes these two steps in the opposite order, so one of
+// the two finds out.
 func (r *refill[V]) keepInL1(e *entry[V], record []byte) {
 	if own := r.l1.Get(r.key); own != nil && own.Data.life.began > e.Data.life.began && r.l1.Valid(own) &&
 		inL1(own, r.now()) <= refreshDue {

@@ -83,8 +83,8 @@ func TestAReadOvertakenByAFill(t *testing.T) {
 	})
 }
 
-// A Refresh loads v1 on a node. Meanwhile a Get on the same node reads v0 from the store, and the reply comes late: after
-// the Refresh has put v1 into L1. L1 must still have v1 when the Get has ended.
+// A Refresh loads v1 on a node. Meanwhile a Get on the same node reads v0 from the store, and the reply comes late:
+// after the Refresh has put v1 into L1. L1 must still have v1 when the Get has ended.
 func TestAReadOvertakenByALoadOfItsNode(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
