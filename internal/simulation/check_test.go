@@ -213,9 +213,9 @@ func (w *world) checkErrors(g *get) {
 	}
 }
 
-// mayFail reports whether loads of the key of g have failed on the node of g, or on two other nodes, because of a fault.
-// Loads that ran at some time between the moment past and the end of g count. With bulk loads, loads of all keys count.
-// A Loader that was opened after the Close of another Loader counts as another node, as it does for the fleet.
+// mayFail reports whether loads of the key of g have failed on the node of g, or on two other nodes, because of a
+// fault. Loads that ran at some time between the moment past and the end of g count. With bulk loads, loads of all keys
+// count. A Loader that was opened after the Close of another Loader counts as another node, as it does for the fleet.
 func (w *world) mayFail(g *get, past time.Duration) bool {
 	failed := map[*life]bool{}
 	for _, b := range w.db.loads {
