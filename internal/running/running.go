@@ -80,8 +80,8 @@ func (r *Loads) remove(c *Load) (free func()) {
 }
 
 // Outlive is called when the callers of a load no longer wait for it. If the load function still runs at deadline,
-// HasOutlived is true for its keys until the load function returns. Outlive then also frees its load slot, unless as
-// many calls as there are slots already run without a slot.
+// HasOutlived is true for its keys until the load function returns. Outlive then also frees its load slot, unless the
+// number of loads that run without a slot already equals the number of slots.
 func (r *Loads) Outlive(c *Load, deadline time.Time) {
 	if left := time.Until(deadline); left > 0 {
 		r.mu.Lock()
