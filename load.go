@@ -210,5 +210,5 @@ func (m *missRate) note(miss bool) {
 
 // high reports whether Acquire at once is cheaper than a read first. An Acquire that finds a record costs as much as
 // 1.6 reads. A read that finds no record is wasted, because Acquire has to follow. So Acquire at once is cheaper if
-// more than half of the refills are misses.
+// more than three of eight refills are misses. The limit here is one half, because the share is only an estimate.
 func (m *missRate) high() bool { return m.average.Load() > 1<<19 }

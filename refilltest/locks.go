@@ -344,7 +344,8 @@ func lockCtxEnded(l *locks) {
 	l.extend(l.A, key, "a#1", long, true)
 }
 
-// calls returns one call of A for each method: for key with the token a#1, or for the lock of free with a#2.
+// calls returns one call of the Locks of LockWorld.A for each method. TryLock takes the lock of the key free, with the
+// token a#2. The other methods are about the lock of key, which the token a#1 holds.
 func (l *locks) calls(key, free string) []call {
 	return []call{
 		{"TryLock", func(ctx context.Context) error { _, err := l.A.TryLock(ctx, free, "a#2", long); return err }},

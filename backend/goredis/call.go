@@ -92,8 +92,9 @@ func detached[T any](ctx context.Context, c *calls, f func(context.Context) (T, 
 		value T
 		err   error
 	}
-	// Two events set parted: f returns, and detached stops waiting for f. If both happen, the later one finds parted
-	// set, and subtracts the call from c.abandoned, because f no longer runs.
+	// When ctx ends, detached adds the call to c.abandoned. Then f may return before or after that moment. Both f's
+	// return and the end of ctx set parted, and the later of the two finds parted set. It subtracts the call from
+	// c.abandoned, because f no longer runs.
 	var parted atomic.Bool
 	done := make(chan result, 1)
 	go func() {
