@@ -115,13 +115,16 @@ func inL1[V any](e *entry[V], now int64) freshness {
 
 // putL1 puts the entry of a record into L1, unless the entry was invalidated after its read or load began. An entry
 // that is no longer fresh is never a hit. putL1 puts such an entry too, because the entry replaces an older entry that
-// could be a hit.
+// could be a hit. LocalTTL counts from now, unless TrustUntil of the entry is set already.
 func (l *Loader[V]) putL1(e *entry[V], record []byte) {
 	if !l.l1.NotInvalidated(e) {
 		return
 	}
 	if now, life := l.now(), &e.Data.life; life.at(now) <= refreshDue { // otherwise ServeUntil stays 0: never a hit
-		e.TrustUntil = min(life.freshUntil, now+l.cfg.LocalTTL.Microseconds())
+		if e.TrustUntil == 0 {
+			e.TrustUntil = now + l.cfg.LocalTTL.Microseconds()
+		}
+		e.TrustUntil = min(e.TrustUntil, life.freshUntil)
 		e.ServeUntil.Store(min(life.refreshAt, e.TrustUntil))
 		if e.Data.noStore {
 			e.ServeUntil.Store(1) // never a hit; 0 would mean superseded

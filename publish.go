@@ -108,6 +108,9 @@ func (r *refill[V]) publishRecord(
 	case result == driver.StoreFull:
 		kind, err = EventStoreError, errStoreFull
 	}
+	if len(e.Data.tags()) > 0 { // Publish does not judge tags, which may have been invalidated since the load began
+		e.TrustUntil = e.Data.life.began + r.cfg.LocalTTL.Microseconds()
+	}
 	r.keepInL1(e, record)
 	r.emit(Event{Kind: kind, Key: r.key, Err: err})
 	if now := r.now(); err == nil && e.Data.life.publishedLate(now) {

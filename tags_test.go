@@ -580,6 +580,26 @@ func TestInvalidateTagThatIsRetried(t *testing.T) {
 	})
 }
 
+// A node loads a tagged value for longer than LocalTTL. A peer invalidates the tag meanwhile, and the node misses the
+// announcement. L1 follows an InvalidateTag within LocalTTL, so L1 must not serve the value when the load has ended.
+func TestInvalidateTagMissedDuringALoad(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{took: 3 * time.Second}
+		s, l, peer := tagPair(t, d, refill.Config{TTL: time.Hour, LocalTTL: time.Second})
+		defer behind(t, l, "red:1")()
+		time.Sleep(500 * ms)
+		s.mute.Store(true)
+		d.version.Store(1)
+		if err := peer.InvalidateTag(t.Context(), "red"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(3 * time.Second)
+		if v := get(t, l, "red:1"); v != "red:1 v1" {
+			t.Errorf("got %q, want \"red:1 v1\"", v)
+		}
+	})
+}
+
 // A call of InvalidateTag does not reach the store. The node of this call must not serve the old values any longer.
 // When the store answers again, the Loader must retry the InvalidateTag, so that other nodes do not serve the old
 // values.

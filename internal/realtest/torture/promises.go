@@ -111,7 +111,7 @@ var promises = []promise{
 		{"TestDelayedMessages", real, "messages of the subscription 100 ms late", mutant{}},
 		{"TestLostMessages", real, "messages of the subscription lost unnoticed", mutant{
 			"LocalTTL is ignored", "codec.go",
-			"e.TrustUntil = min(life.freshUntil, now+l.cfg.LocalTTL.Microseconds())", "e.TrustUntil = life.freshUntil",
+			"e.TrustUntil = min(e.TrustUntil, life.freshUntil)", "e.TrustUntil = life.freshUntil",
 		}},
 	}},
 	{"G3", "An overtaken, paused or resumed filler never overwrites a newer value.", []proof{
