@@ -196,7 +196,8 @@ type tagUse struct {
 // ensureTags makes tags known to the store, in one call for all refills that are about to publish tagged values. If the
 // store has lost the state of a tag, the store may have lost an invalidation of the tag. So EnsureTags makes all values
 // with the tag invalid whose load began longer than reach ago. reach goes back to the earliest load that this process
-// has not yet published, so the values of these loads stay valid.
+// has not yet published, so the values of these loads stay valid. A value that another node is still loading may become
+// invalid, and is then loaded again.
 func (l *Loader[V]) ensureTags(uses []tagUse) (none struct{}, err error) {
 	var tags []string
 	reach := l.claims.oldest(l.store.Now()) + span(maxFuture)
