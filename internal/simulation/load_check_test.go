@@ -35,7 +35,7 @@ func (w *world) checkPair(a, b *load) {
 		return
 	}
 	if a.end < 0 || b.begin < a.end {
-		if !w.changed(a, b) && !w.abandoned(a) {
+		if !w.changed(a, b) && !w.abandoned(a) && !w.outlived(a, b.begin) {
 			w.violate("G1", "two loads at once: %s, %s", showLoad(a), showLoad(b))
 		}
 		return
@@ -51,7 +51,7 @@ func (w *world) checkPair(a, b *load) {
 	if w.cfg.EarlyRefresh > 0 {
 		soonest = min(soonest, time.Duration(float64(ttl)*(w.cfg.EarlyRefresh-0.1)))
 	}
-	if a.ok && b.begin < a.begin+soonest-tick && !w.disturbed(a, b) && !w.abandoned(a) {
+	if a.ok && b.begin < a.begin+soonest-tick && !w.disturbed(a, b) && !w.abandoned(a) && !w.firstUse(a) {
 		w.violate("G1", "loaded again before it expired: %s, %s", showLoad(a), showLoad(b))
 	}
 }
@@ -81,6 +81,23 @@ func (w *world) disturbed(a, b *load) bool {
 	})
 	closed := a.life.closeBegan >= 0 && a.end >= a.life.closeBegan
 	return w.changed(a, b) || refreshed || closed
+}
+
+// outlived reports whether load a has outlived LoadTimeout at the moment at. For its node, load a has then failed, so
+// another node may load. The LoadTimeout of a key in a bulk load begins when the node has the lease of the key. The bulk
+// load begins when all its keys are decided.
+func (w *world) outlived(a *load, at time.Duration) bool {
+	began := a.begin
+	if w.bulk {
+		began -= w.cfg.BulkWindow + w.storeTimeout()
+	}
+	return at >= began+w.cfg.LoadTimeout
+}
+
+// firstUse reports whether a tag of the value of load a may have been used for the first time during the load, on
+// another node. EnsureTags then makes values invalid whose load began a second before the earliest load of that node.
+func (w *world) firstUse(a *load) bool {
+	return len(w.allTags(a.key)) > 0 && a.end-a.begin > time.Second-tick
 }
 
 // abandoned reports whether a caller of the key of a has left during the bulk load a. The bulk load may still run for
