@@ -84,8 +84,8 @@ func (w *world) disturbed(a, b *load) bool {
 }
 
 // outlived reports whether load a has outlived LoadTimeout at the moment at. For its node, load a has then failed, so
-// another node may load. The LoadTimeout of a key in a bulk load begins when the node has the lease of the key. The bulk
-// load begins when all its keys are decided.
+// another node may load. The LoadTimeout of a key in a bulk load begins when the node has the lease of the key. The
+// bulk load begins when all its keys are decided.
 func (w *world) outlived(a *load, at time.Duration) bool {
 	began := a.begin
 	if w.bulk {
