@@ -3,6 +3,7 @@ package breaker
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -242,6 +243,37 @@ func TestWhatDoesNotOpenTheBreaker(t *testing.T) {
 		}
 		if slow.Open() {
 			t.Error("open although a call between the failures succeeded")
+		}
+	})
+}
+
+// sharedError is the error of a call that the store has sent together with others.
+type sharedError struct{ counts bool }
+
+func (e *sharedError) Error() string  { return "the pipeline failed" }
+func (e *sharedError) First(any) bool { return e.counts }
+
+// A slow failure must count only if First says so, and must not make the store suspect otherwise.
+func TestFailureOfManyCallsCountsOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newWorld(t, timeout).Breaker
+		fails := func(counts bool) {
+			_, _ = call(b, "thing:k", func() (int, error) {
+				time.Sleep(timeout)
+				return 0, fmt.Errorf("get: %w", &sharedError{counts})
+			})
+		}
+		for range 10 * openAfter {
+			fails(false)
+		}
+		if b.Open() || b.health.suspect.Load() {
+			t.Errorf("open: %v, suspect: %v after failures that do not count", b.Open(), b.health.suspect.Load())
+		}
+		for range openAfter {
+			fails(true)
+		}
+		if !b.Open() {
+			t.Error("not open after failures that count")
 		}
 	})
 }

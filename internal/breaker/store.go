@@ -2,6 +2,7 @@ package breaker
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/refill-go/refill/driver"
@@ -24,13 +25,21 @@ func call[T any](b *Breaker, key string, f func() (T, error)) (T, error) {
 			b.failed.Store(0)
 		}
 		b.health.answered()
-	case time.Since(began) >= b.timeout/10:
+	case time.Since(began) >= b.timeout/10 && b.first(err):
 		b.health.doubt(key, b.timeout)
 		if b.failed.Add(1) >= openAfter {
 			b.trip(key, err)
 		}
 	}
 	return v, err
+}
+
+// first reports whether err tells b of a failure that b has not counted yet. A store may send many calls together, and
+// then they all fail together. The error of such a call has a method First, which returns true once for all of them,
+// and false for a call that the store has not sent. An error without this method stands for a failure of its own.
+func (b *Breaker) first(err error) bool {
+	var shared interface{ First(who any) bool }
+	return !errors.As(err, &shared) || shared.First(b)
 }
 
 // Get implements driver.Store.
