@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -117,4 +119,34 @@ func detached[T any](ctx context.Context, c *calls, f func(context.Context) (T, 
 	}
 	var none T
 	return none, ctx.Err()
+}
+
+// An exchange is the identity of one pipeline, for the errors of its calls.
+type exchange struct {
+	mu      sync.Mutex // guards counted
+	counted []any
+}
+
+// exchangeError is the error of a call whose pipeline has failed, or whose ctx has ended in the meantime. If the call
+// has waited for a pipeline all the time, of is nil.
+type exchangeError struct {
+	error
+	of *exchange
+}
+
+func (e *exchangeError) Unwrap() error { return e.error }
+
+// First reports whether the error is to be counted by who as a failure of the store. For the calls of one pipeline,
+// it returns true once. For a call that was never sent, it returns false. The circuit breaker of refill calls First.
+func (e *exchangeError) First(who any) bool {
+	if e.of == nil {
+		return false
+	}
+	e.of.mu.Lock()
+	defer e.of.mu.Unlock()
+	if slices.Contains(e.of.counted, who) {
+		return false
+	}
+	e.of.counted = append(e.of.counted, who)
+	return true
 }

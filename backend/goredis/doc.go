@@ -50,18 +50,39 @@
 // fencing tokens of users' locks are never below the time of Redis' clock in microseconds, so the tokens rise even
 // after such a loss.
 //
+// # Pipelines
+//
+// When many calls run at once, the Store sends their commands together. This holds for the steps of a fill: Get,
+// Acquire, Publish, Fail and Release. A server has at most two pipelines of reads and one of scripts in flight, so
+// publications do not wait for reads. A command that finds fewer in flight goes at once, alone. Otherwise the command
+// waits for the next pipeline, for at most 10 ms. A command goes alone in any case if
+//
+//   - the client is without ContextTimeoutEnabled, or its type hides the client,
+//   - the ctx of the call has no deadline, or one that is more than a second away,
+//   - the arguments of the command, or the value of the key as last seen, are larger than 64 KiB.
+//
+// Each call keeps its own ctx and its own error. The time in the queue counts for the ctx: a call whose ctx ends in the
+// queue returns the error of its ctx, and is not sent. If a pipeline fails, all its calls fail, unless go-redis repeats
+// them. The circuit breaker of a Loader counts such a pipeline once.
+//
+// The hooks of the given client (AddHook) see gathered commands in ProcessPipelineHook, not in ProcessHook. The ctx has
+// the values of the first call and the latest deadline of all. On a Cluster, a pipeline of scripts begins with an
+// additional GET. A hook must not call the Store, because the call could wait for the pipeline of the hook.
+//
 // # Setting up the client
 //
 // Set ContextTimeoutEnabled in the client's options. Without this option, go-redis ignores the deadline of the ctx
 // and waits for a silent server until the client's ReadTimeout is over (3 s, four attempts). A call of the Store
 // still returns in time, because the Store runs the call on a goroutine that it can leave behind. The goroutine costs
 // a third of the time of a GET on loopback. While 1,000 such goroutines are left behind, further calls fail at once.
-// The Store refuses Cluster clients that read from replicas, see [Store.Check].
+// Without this option, the Store also sends each call alone, see Pipelines. The Store refuses Cluster clients that read
+// from replicas, see [Store.Check].
 //
 // These options of go-redis matter as well:
 //
-//   - PoolSize (10 per CPU) bounds the calls that run at once. A call that finds no free connection waits in a queue,
-//     and that wait counts for its StoreTimeout. A large record holds its connection longer.
+//   - PoolSize (10 per CPU) bounds the pipelines and single calls that run at once. A call that finds no free
+//     connection waits in a queue, and that wait counts for its StoreTimeout. A large record holds its connection
+//     longer.
 //   - MaxRetries (3) may stay. Every step can be repeated, because a step recognises its own token. The retries end
 //     with the ctx of the call.
 //   - DialTimeout (5 s), DialerRetries (5) and DialerRetryTimeout (100 ms) may stay, because a call returns when its

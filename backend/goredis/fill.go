@@ -23,7 +23,7 @@ func (s *Store) Get(ctx context.Context, key string) ([]byte, error) {
 	k, due := s.keys(key).value(), s.clock.due()
 	return call(ctx, &s.calls, "get", func(ctx context.Context) ([]byte, error) {
 		if !due {
-			return content(s.client.Get(ctx, k))
+			return content(s.pipelines.get(ctx, k))
 		}
 		records, err := s.readAll(ctx, []string{k}, true)
 		if err != nil {
@@ -104,7 +104,7 @@ func (s *Store) Acquire(ctx context.Context, r driver.AcquireRequest) (driver.Ac
 		if r.Mode == driver.Try {
 			// go-redis repeats a command whose reply was lost. SetNX would then report our own lease as the lease of another
 			// fill. So Acquire uses SET with GET, which returns the token in the lease.
-			lease, err := s.client.Do(ctx, "set", k.lease(), r.Token, "nx", "get", "px", millis(r.LeaseTTL)).Text()
+			lease, err := s.pipelines.set(ctx, k, "set", k.lease(), r.Token, "nx", "get", "px", millis(r.LeaseTTL)).Text()
 			switch holder := holderOf(lease); {
 			case err == nil && holder != "" && holder != r.Token:
 				return heldBy(holder, 0), nil
@@ -119,13 +119,16 @@ func (s *Store) Acquire(ctx context.Context, r driver.AcquireRequest) (driver.Ac
 // acquire runs lua/acquire.lua. In mode Try, Acquire has usually taken the lease for the token already.
 func (s *Store) acquire(ctx context.Context, k keys, r driver.AcquireRequest) (driver.AcquireResult, error) {
 	sent := s.clock.elapsed()
-	reply, err := acquireScript.run(ctx, &s.known, s.client, k.fill(),
+	reply, err := s.pipelines.run(ctx, acquireScript, false, k,
 		r.Token, s.channel(), r.Key, r.Seen, millis(r.LeaseTTL), millis(r.ClaimTTL), int(r.Mode), leaseMargin).Slice()
 	if err != nil {
 		return driver.AcquireResult{}, err
 	}
 	got := s.clock.elapsed()
 	result, err := parseAcquireReply(reply)
+	if result.State == driver.Changed {
+		s.pipelines.large.note(k.value(), len(result.Record))
+	}
 	if err == nil && result.State == driver.Acquired {
 		s.clock.learn(sample{sent: sent, got: got, server: result.Now})
 	}
@@ -216,13 +219,16 @@ func (s *Store) Publish(ctx context.Context, r driver.PublishRequest) (driver.Pu
 		s.pubsub.selfCheck.expect(r.Key, r.Token)
 	}
 	result, err := call(ctx, &s.calls, "publish", func(ctx context.Context) (driver.PublishResult, error) {
-		n, err := publishScript.run(ctx, &s.known, s.client, k.fill(), r.Token, s.channel(), r.Key, r.Replaced, record,
+		n, err := s.pipelines.run(ctx, publishScript, true, k, r.Token, s.channel(), r.Key, r.Replaced, record,
 			millis(r.Keep), driver.MaxAnnouncedRecord, ifAwaited, began).Int()
 		if err == nil && (n < 0 || n > int(driver.StoreFull)) {
 			err = errReply
 		}
 		return driver.PublishResult(n), err
 	})
+	if err == nil && result == driver.Stored {
+		s.pipelines.large.note(k.value(), len(record))
+	}
 	s.pubsub.selfCheck.announced(r.Key, r.Token, err == nil && result != driver.Rejected)
 	return result, err
 }
@@ -251,7 +257,7 @@ func (s *Store) Release(ctx context.Context, key, token string) error {
 func (s *Store) free(ctx context.Context, step string, x script, key, token string, more ...any) error {
 	k := s.keys(key)
 	_, err := call(ctx, &s.calls, step, func(ctx context.Context) (any, error) {
-		return x.run(ctx, &s.known, s.client, k.fill(), append([]any{token, s.channel(), key}, more...)...).Result()
+		return s.pipelines.run(ctx, x, true, k, append([]any{token, s.channel(), key}, more...)...).Result()
 	})
 	return err
 }

@@ -23,6 +23,8 @@ type Store struct {
 	known    knownScripts
 	clock    clock
 	pubsub   pubsub
+
+	pipelines pipelines // carry the steps of a fill for one key; all other calls go alone
 }
 
 var (
@@ -34,7 +36,7 @@ var (
 // UniversalClient, but not to client.
 type client interface {
 	Do(ctx context.Context, args ...any) *redis.Cmd
-	Get(ctx context.Context, key string) *redis.StringCmd
+	Process(ctx context.Context, cmd redis.Cmder) error
 	EvalSha(ctx context.Context, hash string, keys []string, args ...any) *redis.Cmd
 	Eval(ctx context.Context, source string, keys []string, args ...any) *redis.Cmd
 	Pipeline() redis.Pipeliner
@@ -65,6 +67,7 @@ func New(c redis.UniversalClient, opts ...Option) *Store {
 		if c, ok := c.(reloader); ok {
 			s.calls.moved = c.ReloadState
 		}
+		s.pipelines.setUp(c, s)
 	}
 	s.pubsub.setUp(c, s.channel())
 	return s

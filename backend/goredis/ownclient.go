@@ -14,8 +14,11 @@ import (
 // client is a user's own type that embeds a client of go-redis.
 type (
 	singleClient  interface{ Options() *redis.Options } // a server, or a master behind Sentinel
-	clusterClient interface{ Options() *redis.ClusterOptions }
-	ringClient    interface {
+	clusterClient interface {
+		Options() *redis.ClusterOptions
+		MasterForKey(ctx context.Context, key string) (*redis.Client, error)
+	}
+	ringClient interface {
 		Options() *redis.RingOptions
 		GetShardClients() []*redis.Client // the shards that are up
 		GetShardClientForKey(key string) (*redis.Client, error)
