@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/refill-go/refill/driver"
+	"github.com/refill-go/refill/internal/running"
 )
 
 // This file runs the load function: step 4 of doc.go. It handles slots, time-outs, panics and the renewal of the lease.
@@ -100,38 +101,101 @@ func (r *refill[V]) loadSlot(
 	}
 }
 
-// runLoad calls the load function on a goroutine of its own. So a panic of the function, or a function that ignores its
-// ctx, harms only this refill. runLoad owns free, and frees the slot when the function has returned, or has outlived
-// LoadTimeout. lease is nil for a load without a lease.
-func (r *refill[V]) runLoad(free func(), lease *lease) loaded[V] {
+// loadCall is one call of the load function. The goroutine that owns the refill makes the call. It loses the refill if
+// the ctx of the call ends first: at LoadTimeout, when the last caller has left, or at Close. Then takeOver owns the
+// refill, on another goroutine, and the load function may still run. So a function that ignores its ctx harms only this
+// refill.
+type loadCall[V any] struct {
+	*refill[V]
+	fill   *Fill
+	ctx    context.Context
+	cancel context.CancelFunc
+	began  time.Time
+	call   *running.Load
+	then   func(loaded[V]) next // the step after the load
+	stay   func() bool          // keeps takeOver from being called, unless it was called already
+}
+
+// The states of a load. The change from loadRuns decides which goroutine owns the refill from then on.
+const (
+	noLoad    int32 = iota // a refill loads once at most
+	loadRuns               // the load function runs
+	loadEnded              // the load function has ended, and its goroutine still owns the refill
+	loadTaken              // takeOver owns the refill
+)
+
+// runLoad calls the load function, and then goes on with then. It owns free, and frees the load slot when the function
+// has returned, or has outlived LoadTimeout.
+func (r *refill[V]) runLoad(free func(), then func(loaded[V]) next) next {
 	r.flight.MarkLate()
-	fill := &Fill{loader: r.Loader, key: r.key, given: r.given}
+	c := &loadCall[V]{refill: r, then: then, fill: &Fill{loader: r.Loader, key: r.key, given: r.given}}
 	if !r.flight.Unawaited() { // otherwise no outer load waits for this load
-		fill.outer = outerFill(r.flight.Context())
+		c.fill.outer = outerFill(r.flight.Context())
 	}
 	if old := r.fallback; old != nil && old.Data.err == nil {
-		fill.previous = old.Data.value
-		fill.previousExtra = old.Data.extra
+		c.fill.previous = old.Data.value
+		c.fill.previousExtra = old.Data.extra
 	}
-	ctx := context.WithValue(r.flight.Context(), fillKey{}, fill)
-	ctx, cancel := context.WithTimeoutCause(ctx, r.cfg.LoadTimeout, errLoadTimeout)
-	defer cancel()
-	done := make(chan loaded[V], 1)
-	began := time.Now()
-	call := r.loads.Begin(free, r.key)
-	go func() {
-		defer r.loads.End(call)
-		protect(func() loaded[V] { return r.callLoad(ctx) }, func(v loaded[V]) { done <- v })
+	ctx := context.WithValue(r.flight.Context(), fillKey{}, c.fill)
+	c.ctx, c.cancel = context.WithTimeoutCause(ctx, r.cfg.LoadTimeout, errLoadTimeout)
+	c.began, c.call = time.Now(), r.loads.Begin(free, r.key)
+	r.loading.Store(loadRuns)
+	c.stay = context.AfterFunc(c.ctx, c.takeOver)
+	return c.callFunction()
+}
+
+// callFunction calls the load function. A panic or a runtime.Goexit of the function becomes an error. After a Goexit only
+// deferred functions run, so all further steps of the refill then follow in the deferred function.
+func (c *loadCall[V]) callFunction() (n next) {
+	v, returned := loaded[V]{err: errGoexit, panicked: true}, false
+	defer func() {
+		if returned {
+			return
+		}
+		p := recover()
+		if p != nil {
+			v.err = &panicError{p, debug.Stack()}
+		}
+		if n = c.returned(v); p == nil {
+			c.steps(n)
+		}
 	}()
-	v := awaitLoad(ctx, done, lease)
-	if ctx.Err() != nil && r.loadKey != nil { // for a bulk load, batch.run calls Outlive
-		r.loads.Outlive(call, began.Add(r.cfg.LoadTimeout))
+	v = c.callLoad(c.ctx)
+	returned = true
+	return c.returned(v)
+}
+
+// returned is called when the load function has ended.
+func (c *loadCall[V]) returned(v loaded[V]) next {
+	c.loads.End(c.call)
+	if !c.loading.CompareAndSwap(loadRuns, loadEnded) {
+		return next{step: stepTakenOver}
 	}
-	if v.failed() && errors.Is(context.Cause(ctx), errLoadTimeout) {
+	c.stay()
+	return c.ended(v)
+}
+
+// takeOver is called on a goroutine of its own when the ctx of the load has ended. It takes all further steps of the
+// refill, unless the load function has ended before.
+func (c *loadCall[V]) takeOver() {
+	if !c.loading.CompareAndSwap(loadRuns, loadTaken) {
+		return
+	}
+	defer c.end()
+	if c.loadKey != nil { // for a bulk load, batch.run calls Outlive
+		c.loads.Outlive(c.call, c.began.Add(c.cfg.LoadTimeout))
+	}
+	c.steps(c.ended(loaded[V]{err: context.Cause(c.ctx)}))
+}
+
+// ended goes on with the refill when its load has ended, for the refill at least.
+func (c *loadCall[V]) ended(v loaded[V]) next {
+	if v.failed() && errors.Is(context.Cause(c.ctx), errLoadTimeout) {
 		v.err = errLoadTimeout
 	}
-	v.terms, v.took = fill.seal(), time.Since(began)
-	r.failing.note(r.key, v.failed(), v.took)
+	c.cancel()
+	v.terms, v.took = c.fill.seal(), time.Since(c.began)
+	c.failing.note(c.key, v.failed(), v.took)
 	kind := EventLoaded
 	switch {
 	case v.failed():
@@ -139,8 +203,8 @@ func (r *refill[V]) runLoad(free func(), lease *lease) loaded[V] {
 	case v.err != nil:
 		kind = EventNotFound
 	}
-	r.emit(Event{Kind: kind, Key: r.key, Took: v.took, Err: v.err})
-	return v
+	c.emit(Event{Kind: kind, Key: c.key, Took: v.took, Err: v.err})
+	return c.then(v)
 }
 
 func (r *refill[V]) callLoad(ctx context.Context) loaded[V] {
@@ -149,26 +213,6 @@ func (r *refill[V]) callLoad(ctx context.Context) loaded[V] {
 	}
 	value, err := r.loadKey(ctx, r.given)
 	return loaded[V]{value: value, err: err}
-}
-
-// awaitLoad waits until the load has ended or ctx ends. When the first renewal of the lease is due, awaitLoad starts
-// the renewals. lease may be nil.
-func awaitLoad[V any](ctx context.Context, done <-chan loaded[V], lease *lease) loaded[V] {
-	for {
-		select {
-		case v := <-done:
-			return v
-		case <-lease.renewal():
-			lease.startRenewal()
-		case <-ctx.Done():
-			select {
-			case v := <-done: // the load and ctx ended at the same time: prefer the result of the load
-				return v
-			default:
-				return loaded[V]{err: context.Cause(ctx)}
-			}
-		}
-	}
 }
 
 // protect calls report with what call returns. A panic or runtime.Goexit in call becomes an error. protect calls report

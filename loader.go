@@ -54,6 +54,8 @@ type Loader[V any] struct {
 	tagReads   *coalesce.Calls[string, tagStates]
 	tagEnsures *coalesce.Calls[tagUse, struct{}]
 
+	firstRenewals *deadline.Alarm[*lease] // starts the renewals of leases
+
 	renewals   *coalesce.Calls[driver.Lease, map[string]bool]
 	shared     context.Context // of the calls of tagReads, tagEnsures and renewals; ended by Close
 	stopShared context.CancelFunc
@@ -128,6 +130,7 @@ func newLoader[V any](
 	l.loads = running.New(cfg.MaxLoads)
 	l.lotSize.Store(firstLot)
 	l.timeouts = deadline.New(cfg.StoreTimeout)
+	l.firstRenewals = deadline.NewAlarm(renewEvery(cfg.LockTTL), (*lease).startRenewal)
 	l.storeSlots = make(chan struct{}, storeSlotsPerCPU*runtime.GOMAXPROCS(0))
 	l.endSlots = make(chan struct{}, storeSlotsPerCPU*runtime.GOMAXPROCS(0))
 	l.retries = retry.New(l.retryInvalidate, l.retried, invalidation.merge)

@@ -19,16 +19,18 @@ import (
 // The lock is for efficiency. Correctness comes from the claim (for a refill) or from the fencing token (for a Lock).
 // The reason: a holder that was frozen does not know that its lease has ended.
 
-// lease is a lease that this process holds. The holder starts the renewals: it waits for renewal(), and then runs keep.
-// Most loads end before the first renewal is due. So most leases need no goroutine for renewals.
+// lease is a lease that this process holds. keep renews the lease. Most loads end before the first renewal is due, so
+// most leases need no goroutine for renewals: Loader.firstRenewals starts keep only when the first renewal is due.
 type lease struct {
 	ttl     time.Duration
 	timeout time.Duration                                // of one renewal
 	renew   func(context.Context) (mine bool, err error) // asks the store; mine: the lease still belongs to this process
 
-	until   atomic.Pointer[time.Time] // confirmed end of the lease; after newLease, only keep changes until
-	due     *time.Timer               // for the first renewal
-	renewed bool                      // the holder has started keep; only the holder uses this field
+	until atomic.Pointer[time.Time] // confirmed end of the lease; after newLease, only keep changes until
+
+	mu      sync.Mutex // guards the next two, and the call of prepare by startRenewal
+	renewed bool       // startRenewal has started keep
+	ended   bool       // end was called
 
 	// prepare makes these four. Before that, they are nil.
 	lost    chan struct{}      // closed by keep when the lease has ended or may have ended
@@ -41,7 +43,7 @@ type lease struct {
 // from asked. The store granted the lease at an unknown moment after asked, so the lease cannot end before asked plus
 // ttl.
 func newLease(asked time.Time, ttl, timeout time.Duration, renew func(context.Context) (bool, error)) *lease {
-	l := &lease{ttl: ttl, timeout: timeout, renew: renew, due: time.NewTimer(renewEvery(ttl))}
+	l := &lease{ttl: ttl, timeout: timeout, renew: renew}
 	until := asked.Add(ttl)
 	l.until.Store(&until)
 	return l
@@ -51,15 +53,6 @@ func newLease(asked time.Time, ttl, timeout time.Duration, renew func(context.Co
 func (l *lease) prepare() {
 	l.lost, l.stopped = make(chan struct{}), make(chan struct{})
 	l.ctx, l.stop = context.WithCancel(context.Background())
-}
-
-// renewal returns a channel that is ready once, when the holder has to run keep. A nil lease needs no renewal, so its
-// channel is never ready.
-func (l *lease) renewal() <-chan time.Time {
-	if l == nil {
-		return nil
-	}
-	return l.due.C
 }
 
 // keep renews the lease now, and then each third of its TTL. If a renewal fails, keep repeats the renewal until the
@@ -105,33 +98,41 @@ func (l *lease) renewOnce(ctx context.Context) (mine bool, err error) {
 
 // keepFor starts the renewals now if the lease is not certain to live for d.
 func (l *lease) keepFor(d time.Duration) {
-	if !l.renewed && time.Until(*l.until.Load()) < d {
+	if time.Until(*l.until.Load()) < d {
 		l.startRenewal()
 	}
 }
 
-// startRenewal runs keep on a goroutine of its own. The holder calls it at most once.
+// startRenewal runs keep on a goroutine of its own, unless keep runs already or the lease was ended.
 func (l *lease) startRenewal() {
-	l.renewed = true
-	l.prepare()
-	go l.keep()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.renewed && !l.ended {
+		l.renewed = true
+		l.prepare()
+		go l.keep()
+	}
 }
 
 // isLost reports whether keep has found that the lease may have ended.
 func (l *lease) isLost() bool {
+	l.mu.Lock()
+	lost := l.lost
+	l.mu.Unlock()
 	select {
-	case <-l.lost:
+	case <-lost:
 		return true
 	default:
 		return false
 	}
 }
 
-// end stops the renewals. If the holder has started keep, end waits until keep has returned. So no renewal reaches the
-// store after end.
+// end stops the renewals. If keep runs, end waits until keep has returned. So no renewal reaches the store after end.
 func (l *lease) end() {
-	l.due.Stop()
-	if l.renewed {
+	l.mu.Lock()
+	l.ended = true
+	l.mu.Unlock()
+	if l.renewed { // it no longer changes
 		l.stop()
 		<-l.stopped
 	}
@@ -295,11 +296,12 @@ type Lock struct {
 // watch renews the lease, and ends the context of the lock when the lease ends. The cause is ErrLost if the lease was
 // lost, and context.Canceled after Release.
 func (k *Lock) watch() {
+	due := time.NewTimer(renewEvery(k.lease.ttl))
+	defer due.Stop()
 	select {
-	case <-k.lease.renewal():
+	case <-due.C:
 		k.lease.keep()
 	case <-k.lease.ctx.Done():
-		k.lease.due.Stop()
 	}
 	if k.lease.isLost() {
 		k.cancel(ErrLost)

@@ -154,7 +154,11 @@ func (r *refill[V]) loadUncacheable() next {
 // gives the load slot back.
 func (r *refill[V]) loadLocally(free func(), keep bool) next {
 	began := r.store.Now()
-	v := r.runLoad(free, nil)
+	return r.runLoad(free, func(v loaded[V]) next { return r.afterLocalLoad(began, keep, v) })
+}
+
+// afterLocalLoad answers the callers with what was loaded without a lease, or with the failure.
+func (r *refill[V]) afterLocalLoad(began time.Time, keep bool, v loaded[V]) next {
 	if v.failed() {
 		if cause := context.Cause(r.flight.Context()); cause != nil {
 			return failed(cause)

@@ -20,7 +20,6 @@ func (r *refill[V]) loadAndPublish(a *acquisition) next {
 		return failed(cause)
 	}
 	r.claims.add(a.token, a.Now)
-	defer r.claims.remove(a.token)
 	lease := newLease(a.asked, r.cfg.LockTTL, r.cfg.LockTTL, func(ctx context.Context) (bool, error) {
 		renewed, err := r.renewals.Do(ctx, driver.Lease{Key: r.full(r.key), Token: a.token})
 		if renewed[a.token] {
@@ -28,11 +27,18 @@ func (r *refill[V]) loadAndPublish(a *acquisition) next {
 		}
 		return false, err
 	})
-	v := r.runLoad(a.free, lease)
+	r.firstRenewals.Add(lease)
+	return r.runLoad(a.free, func(v loaded[V]) next { return r.afterLoad(a, lease, v) })
+}
+
+// afterLoad publishes what was loaded under a lease, or the failure.
+func (r *refill[V]) afterLoad(a *acquisition, lease *lease, v loaded[V]) next {
+	defer r.claims.remove(a.token)
+	defer lease.end() // the lease is kept until the store has answered
+	defer r.firstRenewals.Remove(lease)
 	if lease.isLost() {
 		r.emit(Event{Kind: EventLeaseLost, Key: r.key})
 	}
-	defer lease.end() // the lease is kept until the store has answered
 	if len(r.endSlots) == cap(r.endSlots) {
 		lease.keepFor(maxSpan) // the publication may have to queue for an end slot
 	} else {

@@ -2,6 +2,7 @@ package refill
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"github.com/refill-go/refill/driver"
@@ -32,6 +33,7 @@ type refill[V any] struct {
 	launched bool           // run has begun, on the goroutine of the flight
 	noStore  bool           // the store did not answer, so an answer from L1 is not compared with the store
 	slotHeld bool           // start has taken a store slot, which the first call of the store will use
+	loading  atomic.Int32   // state of the load, see loadCall: it decides which goroutine owns this refill
 }
 
 // next is the next step of a refill, with the data that the step needs.
@@ -56,6 +58,7 @@ const (
 	stepWithoutStore      // 7
 	stepFail              // 6: there is no value
 	stepDone
+	stepTakenOver // another goroutine takes the remaining steps, see loadCall
 )
 
 func failed(err error) next { return next{step: stepFail, err: err} }
@@ -98,7 +101,7 @@ func (l *Loader[V]) start(ctx context.Context, f *flightOf[V], q request[V]) {
 		if n.step == stepDone {
 			f.End()
 		} else {
-			f.Launch(func() { r.run(n) })
+			go r.run(n)
 		}
 	}()
 	if end, ok := ctx.Deadline(); ok && time.Until(end) < l.cfg.StoreTimeout {
@@ -118,15 +121,29 @@ func (l *Loader[V]) start(ctx context.Context, f *flightOf[V], q request[V]) {
 // launch runs a whole refill on a goroutine of its own.
 func (l *Loader[V]) launch(f *flightOf[V], q request[V]) {
 	r := l.newRefill(f, q)
-	f.Launch(func() { r.run(next{step: stepBegin}) })
+	go r.run(next{step: stepBegin})
 }
 
-// run takes all steps of a refill, from n to the end.
+// run takes all steps of a refill, from n to the end, unless another goroutine takes the refill over.
 func (r *refill[V]) run(n next) {
 	r.launched = true
 	r.flight.Listen()
-	defer r.leaveBatch()
-	for n.step != stepDone {
+	defer func() { // also after a Goexit of the load function
+		if r.loading.Load() != loadTaken {
+			r.end()
+		}
+	}()
+	r.steps(n)
+}
+
+// end is called once, when the refill has no further steps.
+func (r *refill[V]) end() {
+	r.leaveBatch()
+	r.flight.End()
+}
+
+func (r *refill[V]) steps(n next) {
+	for n.step != stepDone && n.step != stepTakenOver {
 		switch n.step {
 		case stepBegin:
 			n = r.begin()

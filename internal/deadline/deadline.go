@@ -1,6 +1,6 @@
-// Package deadline makes contexts that end after a fixed time, and that share their timers. A store call needs such a
-// context for its time-out, and nearly every call ends long before. context.WithTimeout would start and stop one timer
-// per call.
+// Package deadline has time-outs and alarms that share their timers. A call of the store needs a context for its
+// time-out, and a lease needs a renewal after some time. Nearly every call and lease ends long before. So one timer per
+// call and lease would nearly always be started and stopped in vain.
 package deadline
 
 import (
@@ -9,9 +9,8 @@ import (
 	"time"
 )
 
-// shares is how many groups of contexts a Timeout makes in the time of one time-out, if it is always busy. The contexts
-// of a group end together, when the time-out of the first one is over. So a time-out may be shorter by one part in
-// shares.
+// shares is how many timers a Timeout or Alarm that is always busy starts in the time of one time-out. All that share a
+// timer end together, when the time of the first one is over. So a time-out may be shorter by one part in shares.
 const shares = 32
 
 // Timeout makes contexts that end after the same time. Create it with New.

@@ -25,8 +25,8 @@ var (
 // Flight is the one call for a key that callers share. A is the type of the answer, and M is the type of a message
 // about the key.
 //
-// The leader owns a flight, and calls Launch or End once. Launch passes the ownership to the goroutine that runs the
-// call. Only the owner calls a method of the flight, unless the comment of the method names another caller.
+// The leader owns a flight. It may pass the flight on to another goroutine, which then is the owner. The owner calls End
+// once. Only the owner calls a method of the flight, unless the comment of the method names another caller.
 type Flight[A, M any] struct {
 	group   *Group[A, M]
 	key     string
@@ -262,14 +262,6 @@ func (f *Flight[A, M]) receive(m M) {
 	case f.inbox <- m:
 	default:
 	}
-}
-
-// Launch runs call on a goroutine of its own, and ends the flight when call returns.
-func (f *Flight[A, M]) Launch(call func()) {
-	go func() {
-		defer f.End()
-		call()
-	}()
 }
 
 // End ends the flight. Its callers get the answer that was delivered, or ErrNoAnswer.

@@ -47,7 +47,7 @@ func TestCallersShareAFlight(t *testing.T) {
 	if err != nil || role != Leader || other == f {
 		t.Errorf("another key: %v, %v", role, err)
 	}
-	f.Launch(func() { f.Finish("answer") })
+	go func() { f.Finish("answer"); f.End() }()
 	for range 4 {
 		if a, err := f.Wait(t.Context()); a != "answer" || err != nil {
 			t.Errorf("%q, %v", a, err)
@@ -395,7 +395,8 @@ func TestJoinAndLeaveConcurrently(t *testing.T) {
 					t.Error(err)
 				}
 				if role == Leader {
-					f.Launch(func() {
+					go func() {
+						defer f.End()
 						for range 10 {
 							runtime.Gosched()
 						}
@@ -404,7 +405,7 @@ func TestJoinAndLeaveConcurrently(t *testing.T) {
 						} else {
 							f.Finish(cause.Error())
 						}
-					})
+					}()
 				}
 				if i%2 == 0 { // callers with an odd i leave at once
 					if a, err := f.Wait(t.Context()); a != "answer" || err != nil {

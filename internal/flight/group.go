@@ -59,8 +59,8 @@ type Role uint8
 const (
 	// None: a caller with Background found a flight, so it has nothing to do.
 	None Role = iota
-	// Leader: the caller has started the flight, and calls Launch or End. A Leader that did not join with Background
-	// also waits and leaves like a Waiter.
+	// Leader: the caller has started the flight, and owns the flight. A Leader that did not join with Background also
+	// waits and leaves like a Waiter.
 	Leader
 	// Waiter: the caller has joined a flight. The caller calls Wait, and Leave at the end.
 	Waiter
