@@ -144,8 +144,8 @@ func (r *refill[V]) runLoad(free func(), then func(loaded[V]) next) next {
 	return c.callFunction()
 }
 
-// callFunction calls the load function. A panic or a runtime.Goexit of the function becomes an error. After a Goexit only
-// deferred functions run, so all further steps of the refill then follow in the deferred function.
+// callFunction calls the load function. A panic or a runtime.Goexit of the function becomes an error. After a Goexit
+// only deferred functions run, so all further steps of the refill then follow in the deferred function.
 func (c *loadCall[V]) callFunction() (n next) {
 	v, returned := loaded[V]{err: errGoexit, panicked: true}, false
 	defer func() {

@@ -25,8 +25,8 @@ var (
 // Flight is the one call for a key that callers share. A is the type of the answer, and M is the type of a message
 // about the key.
 //
-// The leader owns a flight. It may pass the flight on to another goroutine, which then is the owner. The owner calls End
-// once. Only the owner calls a method of the flight, unless the comment of the method names another caller.
+// The leader owns a flight. It may pass the flight on to another goroutine, which then is the owner. The owner calls
+// End once. Only the owner calls a method of the flight, unless the comment of the method names another caller.
 type Flight[A, M any] struct {
 	group   *Group[A, M]
 	key     string

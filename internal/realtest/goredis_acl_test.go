@@ -111,10 +111,10 @@ func TestGoredisSuitesUnderACL(t *testing.T) {
 	}})
 }
 
-// The doc of package goredis lists the commands that refill needs. For each command of the list, the ACL of a user lacks
-// this one command. Then a call of the Store or the subscription must fail, and the error must name the command and the
-// ACL. If the list calls the command optional, no call may fail. PING counts as optional here: refill sends the first
-// PING after a second without messages, and the test does not wait for that.
+// The doc of package goredis lists the commands that refill needs. For each command of the list, the ACL of a user
+// lacks this one command. Then a call of the Store or the subscription must fail, and the error must name the command
+// and the ACL. If the list calls the command optional, no call may fail. PING counts as optional here: refill sends the
+// first PING after a second without messages, and the test does not wait for that.
 func TestGoredisACLNamesTheCommand(t *testing.T) {
 	server := realtest.StartRedis(t)
 	rules, commands := aclOfDoc(t)
