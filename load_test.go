@@ -252,3 +252,38 @@ func TestACallerLeavesTheQueueForTheStore(t *testing.T) {
 		}
 	})
 }
+
+// A load function ignores its ctx and outlives LoadTimeout, so the refill goes on without it. Then the function returns,
+// panics or ends its goroutine. That must have no effect: the error of the time-out stays the answer, and the next Get
+// loads the key.
+func TestALoadThatEndsAfterItsRefill(t *testing.T) {
+	for name, end := range map[string]func(){
+		"returns":            func() {},
+		"panics":             func() { panic("late") },
+		"ends its goroutine": runtime.Goexit,
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				release, loads := make(chan struct{}), 0
+				shared := memory.New()
+				l := node(t, func(context.Context, string) (string, error) {
+					if loads++; loads == 1 {
+						<-release
+						end()
+					}
+					return fmt.Sprint("v", loads), nil
+				}, refill.Config{TTL: time.Hour, LoadTimeout: time.Second, ErrorTTL: -1, Shared: shared})
+				var failed *refill.LoadError
+				if _, err := l.Get(t.Context(), "k"); !errors.As(err, &failed) || !failed.Timeout {
+					t.Errorf("got %v, want a time-out", err)
+				}
+				lockIsFree(t, shared, "k")
+				close(release)
+				synctest.Wait()
+				if v := get(t, l, "k"); v != "v2" || loads != 2 {
+					t.Errorf("got %q after %d loads, want v2 after 2", v, loads)
+				}
+			})
+		})
+	}
+}
