@@ -266,13 +266,14 @@ func TestALoadThatEndsAfterItsRefill(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				release, loads := make(chan struct{}), 0
 				shared := memory.New()
+				var ev events
 				l := node(t, func(context.Context, string) (string, error) {
 					if loads++; loads == 1 {
 						<-release
 						end()
 					}
 					return fmt.Sprint("v", loads), nil
-				}, refill.Config{TTL: time.Hour, LoadTimeout: time.Second, ErrorTTL: -1, Shared: shared})
+				}, refill.Config{TTL: time.Hour, LoadTimeout: time.Second, ErrorTTL: -1, Shared: shared, OnEvent: ev.on})
 				var failed *refill.LoadError
 				if _, err := l.Get(t.Context(), "k"); !errors.As(err, &failed) || !failed.Timeout {
 					t.Errorf("got %v, want a time-out", err)
@@ -280,6 +281,10 @@ func TestALoadThatEndsAfterItsRefill(t *testing.T) {
 				lockIsFree(t, shared, "k")
 				close(release)
 				synctest.Wait()
+				ended := ev.of(refill.EventLoaded) + ev.of(refill.EventLoadFailed) + ev.of(refill.EventPublishRejected)
+				if ended != 1 {
+					t.Errorf("got %d events about the end of the load, want 1", ended)
+				}
 				if v := get(t, l, "k"); v != "v2" || loads != 2 {
 					t.Errorf("got %q after %d loads, want v2 after 2", v, loads)
 				}
