@@ -278,7 +278,7 @@ func (p *pubsub) onOwnClient(ctx context.Context, k keys, f func(client) (bool, 
 		if c, ok := own.client.(reloader); ok && err != nil {
 			c.ReloadState(ctx)
 		}
-		if err == nil || ctx.Err() != nil {
+		if err == nil || ended(ctx) != nil {
 			return mine, err
 		}
 	}

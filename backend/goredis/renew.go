@@ -89,7 +89,7 @@ func (s *Store) renewLot(
 		if c, ok := own.client.(reloader); ok {
 			c.ReloadState(ctx)
 		}
-		if ctx.Err() != nil {
+		if ended(ctx) != nil {
 			return err
 		}
 		lot = left
