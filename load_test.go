@@ -253,9 +253,9 @@ func TestACallerLeavesTheQueueForTheStore(t *testing.T) {
 	})
 }
 
-// A load function ignores its ctx and outlives LoadTimeout, so the refill goes on without it. Then the function returns,
-// panics or ends its goroutine. That must have no effect: the error of the time-out stays the answer, and the next Get
-// loads the key.
+// A load function ignores its ctx and outlives LoadTimeout, so the refill goes on without it. Then the function
+// returns, panics or ends its goroutine. That must have no effect: the error of the time-out stays the answer, and the
+// next Get loads the key.
 func TestALoadThatEndsAfterItsRefill(t *testing.T) {
 	for name, end := range map[string]func(){
 		"returns":            func() {},
