@@ -186,16 +186,14 @@ func (r *refill[V]) encode(token string, began time.Time, v loaded[V]) (*entry[V
 	if err != nil {
 		return asLoaded, nil, invalid("value", "of %q: encoding it as %s: %v", r.key, r.codec.Name(), err)
 	}
-	if rec.NotFound || !r.roundTrip.due() {
-		asLoaded.Data.value = copied(v.value)
-		return asLoaded, record, nil
-	}
-	decoded, err := r.decodeRecord(r.key, record, r.epoch)
-	switch {
-	case err != nil:
-		return asLoaded, nil, invalid("value", "of %q: decoding it again as %s: %v", r.key, r.codec.Name(), err)
-	case r.roundTrip.lossy:
-		return decoded, record, nil
+	if !rec.NotFound && r.roundTrip.due() {
+		decoded, err := r.decodeRecord(r.key, record, r.epoch)
+		switch {
+		case err != nil:
+			return asLoaded, nil, invalid("value", "of %q: decoding it again as %s: %v", r.key, r.codec.Name(), err)
+		case r.roundTrip.lossy:
+			return decoded, record, nil
+		}
 	}
 	asLoaded.Data.value = copied(v.value)
 	return asLoaded, record, nil

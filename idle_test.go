@@ -11,7 +11,7 @@ import (
 	"github.com/refill-go/refill/driver"
 )
 
-// This file tests Loaders that nobody uses for a while.
+// This file tests Loaders that are not called for a while.
 
 // The coarse clock of L1 sleeps while no Loader of the store is used. A value that expires meanwhile must not be served
 // as fresh, and one that does not expire must be a hit, also for another Loader of the store and for a Loader with a
@@ -50,7 +50,7 @@ func TestAValueThatExpiresWhileTheClockSleeps(t *testing.T) {
 	}
 }
 
-// A Loader that nobody uses has no goroutine, and takes at most 16 KiB.
+// A Loader that was never called has no goroutine, and takes at most 16 KiB.
 func TestAnIdleLoaderCostsLittle(t *testing.T) {
 	const loaders, most = 100, 16 << 10
 	for name, shared := range map[string]driver.Store{"one store": memory.New(), "no store": nil} {

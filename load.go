@@ -113,7 +113,7 @@ type loadCall[V any] struct {
 	began  time.Time
 	call   *running.Load
 	then   func(loaded[V]) next // the step after the load
-	stay   func() bool          // keeps takeOver from being called, unless it was called already
+	stop   func() bool          // keeps takeOver from being called, unless it was called already
 }
 
 // The states of a load. The change from loadRuns decides which goroutine owns the refill from then on.
@@ -140,27 +140,24 @@ func (r *refill[V]) runLoad(free func(), then func(loaded[V]) next) next {
 	c.ctx, c.cancel = context.WithTimeoutCause(ctx, r.cfg.LoadTimeout, errLoadTimeout)
 	c.began, c.call = time.Now(), r.loads.Begin(free, r.key)
 	r.loading.Store(loadRuns)
-	c.stay = context.AfterFunc(c.ctx, c.takeOver)
+	c.stop = context.AfterFunc(c.ctx, c.takeOver)
 	return c.callFunction()
 }
 
 // callFunction calls the load function. A panic or a runtime.Goexit of the function becomes an error. After a Goexit
 // only deferred functions run, so all further steps of the refill then follow in the deferred function.
 func (c *loadCall[V]) callFunction() (n next) {
-	v, returned := loaded[V]{err: errGoexit, panicked: true}, false
+	returned := false
 	defer func() {
 		if returned {
 			return
 		}
 		p := recover()
-		if p != nil {
-			v.err = &panicError{p, debug.Stack()}
-		}
-		if n = c.returned(v); p == nil {
+		if n = c.returned(unreturned[V](p)); p == nil {
 			c.steps(n)
 		}
 	}()
-	v = c.callLoad(c.ctx)
+	v := c.callLoad(c.ctx)
 	returned = true
 	return c.returned(v)
 }
@@ -171,7 +168,7 @@ func (c *loadCall[V]) returned(v loaded[V]) next {
 	if !c.loading.CompareAndSwap(loadRuns, loadEnded) {
 		return next{step: stepTakenOver}
 	}
-	c.stay()
+	c.stop()
 	return c.ended(v)
 }
 
@@ -218,14 +215,25 @@ func (r *refill[V]) callLoad(ctx context.Context) loaded[V] {
 // protect calls report with what call returns. A panic or runtime.Goexit in call becomes an error. protect calls report
 // from a deferred function, because only deferred functions run after a Goexit.
 func protect[V any](call func() loaded[V], report func(loaded[V])) {
-	v := loaded[V]{err: errGoexit, panicked: true}
+	var v loaded[V]
+	returned := false
 	defer func() {
-		if p := recover(); p != nil {
-			v.err = &panicError{p, debug.Stack()}
+		if !returned {
+			v = unreturned[V](recover())
 		}
 		report(v)
 	}()
 	v = call()
+	returned = true
+}
+
+// unreturned is the result of a load function that has not returned. recovered is what recover has returned, and nil
+// after a runtime.Goexit.
+func unreturned[V any](recovered any) loaded[V] {
+	if recovered == nil {
+		return loaded[V]{err: errGoexit, panicked: true}
+	}
+	return loaded[V]{err: &panicError{recovered, debug.Stack()}, panicked: true}
 }
 
 // panicError is a panic of a load function.

@@ -119,12 +119,7 @@ func (l *lease) isLost() bool {
 	l.mu.Lock()
 	lost := l.lost
 	l.mu.Unlock()
-	select {
-	case <-lost:
-		return true
-	default:
-		return false
-	}
+	return isClosed(lost)
 }
 
 // end stops the renewals. If keep runs, end waits until keep has returned. So no renewal reaches the store after end.

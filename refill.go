@@ -271,7 +271,7 @@ func (r *refill[V]) serve(s snapshot, o Outcome) next {
 	}
 	e, storedAt := r.decode(r.key, s.record, s.epoch)
 	if e == nil {
-		return r.replaceBadRecord(driver.RecordToken(s.record), storedAt)
+		return r.onMiss(driver.RecordToken(s.record), storedAt)
 	}
 	r.seen = e.Data.token
 	states, err := r.statesOf(e, s.tags)
@@ -311,12 +311,12 @@ func (r *refill[V]) serve(s snapshot, o Outcome) next {
 	return next{step: stepAcquire}
 }
 
-// replaceBadRecord is the step after a read that found no record, or a record that this node cannot decode. Acquire
-// compares tokens only, so the load may replace a bad record. But two nodes whose codecs do not understand each other
-// would replace each other's records at every Get, with a load each time. So if the codec cannot decode a record that
-// is younger than ErrorTTL, this node does without the store: it loads for itself, and leaves the record to the nodes
-// that can decode it.
-func (r *refill[V]) replaceBadRecord(token string, storedAt time.Time) next {
+// onMiss is the step after a read that found no record, or a record that this node cannot decode. Acquire compares
+// tokens only, so the load may replace a bad record. But two nodes whose codecs do not understand each other would
+// replace each other's records at every Get, with a load each time. So if the codec cannot decode a record that is
+// younger than ErrorTTL, this node does without the store: it loads for itself, and leaves the record to the nodes that
+// can decode it.
+func (r *refill[V]) onMiss(token string, storedAt time.Time) next {
 	r.seen = token
 	if !storedAt.IsZero() && r.store.Now().Before(storedAt.Add(r.cfg.ErrorTTL)) && r.want != flight.Refresh {
 		return next{step: stepWithoutStore}

@@ -71,7 +71,8 @@ func whole(t reflect.Type, marshalers []reflect.Type, seen map[reflect.Type]bool
 	case reflect.Struct:
 		for i := range t.NumField() {
 			f := t.Field(i)
-			if !f.IsExported() || leftOut(f.Tag) || !whole(f.Type, marshalers, seen) {
+			leftOut := strings.Contains(string(f.Tag), `:"-"`) // by one codec at least
+			if !f.IsExported() || leftOut || !whole(f.Type, marshalers, seen) {
 				return false
 			}
 		}
@@ -80,20 +81,6 @@ func whole(t reflect.Type, marshalers []reflect.Type, seen map[reflect.Type]bool
 		return false
 	}
 	return true
-}
-
-// leftOut reports whether a codec skips a field with this tag.
-func leftOut(tag reflect.StructTag) bool {
-	for rest := string(tag); rest != ""; {
-		var value string
-		if _, rest, _ = strings.Cut(rest, `:"`); rest == "" {
-			break
-		}
-		if value, rest, _ = strings.Cut(rest, `"`); value == "-" {
-			return true
-		}
-	}
-	return false
 }
 
 // copied returns a []byte or string that shares no memory with v. Otherwise a small part of a large array that the load

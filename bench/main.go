@@ -52,7 +52,7 @@ var suites = []struct {
 	{"miss", "new keys, each of which one caller loads", miss},
 	{"again", "a Get right after a load of its key", again},
 	{"heap", "what an entry in memory needs", heap},
-	{"idle", "what Loaders cost that nobody uses", idle},
+	{"idle", "what Loaders cost that are not used", idle},
 	{"stampede", "one hot key in a fleet: expiry, slow loads, cold start, invalidation, kill -9", stampede},
 	{"wait", "what a caller loses by waiting for a load on another node", wait},
 	{"mixed", "many keys, most of them rarely asked for", mixed},

@@ -85,7 +85,7 @@ func TestTheClockOfAUsedCacheTicks(t *testing.T) {
 	}
 }
 
-// Announcements must not wake the clock of a process that nobody asks for anything.
+// Announcements must not wake the clock of a process without calls.
 func TestLookDoesNotWakeTheClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := clockCache(t, nil)

@@ -13,7 +13,7 @@ import (
 
 // This file tests a cache before its first Put, and what the first use makes.
 
-// A cache that nobody uses has no goroutine and takes little memory, although announcements arrive.
+// A cache that was never used has no goroutine and takes little memory, although announcements arrive.
 func TestAnIdleCacheTakesLittle(t *testing.T) {
 	const n, most = 100, 4 << 10
 	var before, after runtime.MemStats
