@@ -27,15 +27,17 @@ func (r *refill[V]) loadAndPublish(a *acquisition) next {
 		}
 		return false, err
 	})
-	r.firstRenewals.Add(lease)
-	return r.runLoad(a.free, func(v loaded[V]) next { return r.afterLoad(a, lease, v) })
+	due := r.firstRenewals.Add(lease)
+	return r.runLoad(a.free, func(v loaded[V]) next {
+		defer r.claims.remove(a.token)
+		defer lease.end() // the lease is kept until the store has answered
+		defer due.Remove(lease)
+		return r.afterLoad(a, lease, v)
+	})
 }
 
 // afterLoad publishes what was loaded under a lease, or the failure.
 func (r *refill[V]) afterLoad(a *acquisition, lease *lease, v loaded[V]) next {
-	defer r.claims.remove(a.token)
-	defer lease.end() // the lease is kept until the store has answered
-	defer r.firstRenewals.Remove(lease)
 	if lease.isLost() {
 		r.emit(Event{Kind: EventLeaseLost, Key: r.key})
 	}

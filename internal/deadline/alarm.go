@@ -11,54 +11,49 @@ type Alarm[T comparable] struct {
 	after time.Duration
 	ring  func(T)
 
-	mu     sync.Mutex // guards the next two, and the values of all cohorts
-	newest *cohort[T]
-	of     map[T]*cohort[T]
+	mu     sync.Mutex // guards newest, and the values of all cohorts
+	newest *Cohort[T] // nil before the first Add, and when all timers have fired
 }
 
-// cohort has the values that were added within after/shares.
-type cohort[T comparable] struct {
-	full   time.Time // later values belong to the next cohort
-	values map[T]struct{}
+// Cohort has the values that were added within after/shares, and that were not removed.
+type Cohort[T comparable] struct {
+	alarm  *Alarm[T]
+	full   time.Time      // later values belong to the next cohort
+	values map[T]struct{} // nil when the timer has fired
 }
 
 // NewAlarm returns an Alarm. It calls ring when a value was added as long ago as after, or up to 1/32 earlier. Calls of
 // ring for different values may overlap.
 func NewAlarm[T comparable](after time.Duration, ring func(T)) *Alarm[T] {
-	return &Alarm[T]{after: after, ring: ring, of: make(map[T]*cohort[T])}
+	return &Alarm[T]{after: after, ring: ring}
 }
 
-// Add adds v, which was not added before.
-func (a *Alarm[T]) Add(v T) {
+// Add adds v, which was not added before. It returns the cohort of v, for Remove.
+func (a *Alarm[T]) Add(v T) *Cohort[T] {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	now := time.Now()
 	if a.newest == nil || !now.Before(a.newest.full) {
-		c := &cohort[T]{full: now.Add(a.after / shares), values: make(map[T]struct{})}
+		c := &Cohort[T]{alarm: a, full: now.Add(a.after / shares), values: make(map[T]struct{})}
 		a.newest = c
-		time.AfterFunc(a.after, func() { a.ringAll(c) })
+		time.AfterFunc(a.after, c.ringAll)
 	}
 	a.newest.values[v] = struct{}{}
-	a.of[v] = a.newest
+	return a.newest
 }
 
 // Remove keeps the Alarm from calling ring for v, if the call has not begun. A second call has no effect.
-func (a *Alarm[T]) Remove(v T) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if c := a.of[v]; c != nil {
-		delete(c.values, v)
-		delete(a.of, v)
-	}
+func (c *Cohort[T]) Remove(v T) {
+	c.alarm.mu.Lock()
+	defer c.alarm.mu.Unlock()
+	delete(c.values, v)
 }
 
-func (a *Alarm[T]) ringAll(c *cohort[T]) {
+func (c *Cohort[T]) ringAll() {
+	a := c.alarm
 	a.mu.Lock()
 	values := c.values
-	c.values = nil // Remove deletes from a nil map without effect
-	for v := range values {
-		delete(a.of, v)
-	}
+	c.values = nil
 	if a.newest == c {
 		a.newest = nil
 	}

@@ -17,13 +17,14 @@ func TestAlarm(t *testing.T) {
 			defer mu.Unlock()
 			rang[v] = time.Since(began)
 		})
+		var cohorts []*Cohort[int] // by value
 		for v := range 50 { // one per ms
-			a.Add(v)
+			cohorts = append(cohorts, a.Add(v))
 			time.Sleep(time.Millisecond)
 		}
 		for v := 0; v < 50; v += 2 {
-			a.Remove(v)
-			a.Remove(v)
+			cohorts[v].Remove(v)
+			cohorts[v].Remove(v)
 		}
 		time.Sleep(time.Second)
 		synctest.Wait()
@@ -36,8 +37,10 @@ func TestAlarm(t *testing.T) {
 				t.Errorf("value %d: the alarm rang %v after Add, want 310 to 320 ms", v, at-added)
 			}
 		}
-		if len(a.of) != 0 || a.newest != nil {
-			t.Errorf("the alarm still holds %d values, newest %v", len(a.of), a.newest)
+		for v, c := range cohorts {
+			if c.Remove(v); len(c.values) != 0 || a.newest != nil {
+				t.Errorf("the alarm still holds %d values, newest %v", len(c.values), a.newest)
+			}
 		}
 	})
 }

@@ -172,7 +172,7 @@ var promises = []promise{
 			}},
 			{"TestPanicAndGoexitAreErrors", memory, "panic and runtime.Goexit in the load function", mutant{
 				"Goexit counts as a value", "load.go",
-				"\tv := loaded[V]{err: errGoexit, panicked: true}", "\tv := loaded[V]{}",
+				"\t\treturn loaded[V]{err: errGoexit, panicked: true}", "\t\treturn loaded[V]{}",
 			}},
 			{"TestLoadTimeout", memory, "a load that hangs, and ignores its ctx", mutant{
 				"no time-out", "load.go", "r.cfg.LoadTimeout, errLoadTimeout)", "time.Hour, errLoadTimeout)",
