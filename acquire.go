@@ -62,7 +62,7 @@ func (r *refill[V]) callAcquire(mode driver.Mode, free func()) (a *acquisition, 
 	a = &acquisition{token: r.node.token(), asked: time.Now(), free: free}
 	a.AcquireResult, err = r.store.Acquire(ctx, driver.AcquireRequest{
 		Key: r.full(r.key), Token: a.token, Seen: r.seen,
-		LeaseTTL: r.cfg.LockTTL, ClaimTTL: r.cfg.LoadTimeout + r.cfg.LockTTL, Mode: mode,
+		LeaseTTL: r.cfg.LockTTL, ClaimTTL: r.cfg.BulkWindow + r.cfg.LoadTimeout + r.cfg.LockTTL, Mode: mode,
 	})
 	if err != nil || a.State != driver.Acquired {
 		free()

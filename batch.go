@@ -44,7 +44,8 @@ type batchEntry[V any] struct {
 	key   string // as given
 	left  bool   // the entry has left, or asked; guarded by batch.mu
 
-	ctx    context.Context // of the refill's load; ctx and fill are written before the entry is in batch.asked
+	ctx    context.Context         // of the refill's load; limit writes ctx, end and fill before the entry asks
+	end    context.CancelCauseFunc // ends ctx
 	fill   *Fill
 	done   chan struct{} // closed when result can be read
 	result loaded[V]
@@ -171,22 +172,27 @@ func (b *batch[V]) hurry() {
 	}
 }
 
-// load asks the batch for the key of the entry, and returns the result of the call. ctx is the ctx of the refill's
-// load.
-func (e *batchEntry[V]) load(ctx context.Context) loaded[V] {
+// limit returns the ctx of the refill's load. The ctx ends LoadTimeout after the call of the batch has begun.
+func (e *batchEntry[V]) limit(ctx context.Context) (context.Context, context.CancelFunc) {
+	e.fill = outerFill(ctx)
+	e.ctx, e.end = context.WithCancelCause(ctx)
+	return e.ctx, func() { e.end(nil) }
+}
+
+// load asks the batch for the key of the entry, and returns the result of the call. limit was called before.
+func (e *batchEntry[V]) load() loaded[V] {
 	b := e.batch
-	e.ctx, e.fill = ctx, outerFill(ctx)
 	b.mu.Lock()
 	if e.left { // the refill ended before this goroutine began
 		b.mu.Unlock()
-		return loaded[V]{err: context.Cause(ctx)}
+		return loaded[V]{err: context.Cause(e.ctx)}
 	}
 	e.left = true
 	b.pending--
 	b.asked = append(b.asked, e)
 	b.check()
 	b.mu.Unlock()
-	stop := context.AfterFunc(ctx, e.giveUp)
+	stop := context.AfterFunc(e.ctx, e.giveUp)
 	defer stop()
 	<-e.done
 	return e.result
@@ -235,7 +241,12 @@ func (b *batch[V]) run(entries []*batchEntry[V]) {
 	b.mu.Unlock()
 	began, call := time.Now(), b.l.loads.Begin(b.returnSlot, storeKeys...)
 	defer b.l.loads.End(call)
-	defer context.AfterFunc(ctx, func() { b.l.loads.Outlive(call, began.Add(b.l.cfg.LoadTimeout)) })()
+	defer context.AfterFunc(ctx, func() {
+		b.l.loads.Outlive(call, began.Add(b.l.cfg.LoadTimeout))
+		for _, e := range entries {
+			e.end(context.Cause(ctx))
+		}
+	})()
 	var values map[string]V
 	protect(func() loaded[V] {
 		got, err := b.l.bulk(ctx, keys)

@@ -55,12 +55,15 @@ func TestBatchEntryThatIsLeftBeforeItsLoad(t *testing.T) {
 		b.close()
 		one.leave()
 		one.leave() // a second leave must have no effect, because refill.run always calls leave at its end
-		ended, cancel := context.WithCancel(context.WithValue(t.Context(), fillKey{}, new(Fill)))
+		ctx := context.WithValue(t.Context(), fillKey{}, new(Fill))
+		_, cancel := one.limit(ctx)
 		cancel()
-		if r := one.load(ended); r.err == nil {
+		if r := one.load(); r.err == nil {
 			t.Errorf("got %+v for a refill that had ended, want an error", r)
 		}
-		if r := two.load(context.WithValue(t.Context(), fillKey{}, new(Fill))); r.value != "row" || r.err != nil {
+		_, cancel = two.limit(ctx)
+		defer cancel()
+		if r := two.load(); r.value != "row" || r.err != nil {
 			t.Errorf("the other entry got %+v, want its row", r)
 		}
 	})
@@ -80,7 +83,9 @@ func TestBatchThatIsGivenUpAsItStarts(t *testing.T) {
 			return nil, ctx.Err()
 		})
 		s := b.enter("k")
-		s.ctx, s.fill, s.left = t.Context(), new(Fill), true
+		_, cancel := s.limit(context.WithValue(t.Context(), fillKey{}, new(Fill)))
+		defer cancel()
+		s.left = true
 		b.open, b.pending, b.asked, b.running, b.awaited = false, 0, []*batchEntry[string]{s}, true, 1
 		s.giveUp()
 		b.run(b.asked)

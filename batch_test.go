@@ -218,6 +218,36 @@ func TestBulkLoadTimeout(t *testing.T) {
 	})
 }
 
+// A BulkWindow is longer than LoadTimeout, and the load function needs a little less than LoadTimeout. The time of each
+// key begins with the call of the function, so the load must succeed. The claim must live until the call has ended.
+func TestBulkLoadTimeoutBeginsWithTheCall(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		loads := 0
+		l, err := refill.NewBulk("thing", func(_ context.Context, keys []string) (map[string]string, error) {
+			loads++
+			time.Sleep(900 * ms)
+			return map[string]string{keys[0]: "1"}, nil
+		}, refill.Config{
+			TTL: time.Minute, LoadTimeout: time.Second, BulkWindow: 5 * time.Second, LocalTTL: -1,
+			Shared: memory.New(),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if got, err := l.Get(t.Context(), "a"); got != "1" || err != nil {
+				t.Errorf("got %q, %v; want the value", got, err)
+			}
+		}
+		if loads != 1 {
+			t.Errorf("got %d loads, want 1: the value of the first load was stored", loads)
+		}
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // MaxLoads is 1, and a bulk load has the only load slot. The load function asks its own Loader for other keys. The load
 // of the other keys must not wait for a load slot, because the outer load keeps the slot until the inner load has
 // ended.

@@ -71,7 +71,8 @@ type Config struct {
 
 	// LoadTimeout bounds a load. When LoadTimeout is over, the ctx of the load is cancelled, and the callers get a
 	// *LoadError with Timeout set. If the load function goes on, it no longer counts among MaxLoads. This process does
-	// not load the key again until that function has returned. Other nodes can load the key. Default 10 s.
+	// not load the key again until that function has returned. Other nodes can load the key. Default 10 s. The time
+	// begins with the call of the load function, also if keys waited for the call, see BulkWindow.
 	LoadTimeout time.Duration
 
 	// ErrorTTL is the back-off after a failed load. The cause may be the node itself. So after the first failure of a

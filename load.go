@@ -136,8 +136,12 @@ func (r *refill[V]) runLoad(free func(), then func(loaded[V]) next) next {
 		c.fill.previous = old.Data.value
 		c.fill.previousExtra = old.Data.extra
 	}
-	ctx := context.WithValue(r.flight.Context(), fillKey{}, c.fill)
-	c.ctx, c.cancel = context.WithTimeoutCause(ctx, r.cfg.LoadTimeout, errLoadTimeout)
+	c.ctx = context.WithValue(r.flight.Context(), fillKey{}, c.fill)
+	if r.loadKey == nil {
+		c.ctx, c.cancel = r.batched.limit(c.ctx)
+	} else {
+		c.ctx, c.cancel = context.WithTimeoutCause(c.ctx, r.cfg.LoadTimeout, errLoadTimeout)
+	}
 	c.began, c.call = time.Now(), r.loads.Begin(free, r.key)
 	r.loading.Store(loadRuns)
 	c.stop = context.AfterFunc(c.ctx, c.takeOver)
@@ -206,7 +210,7 @@ func (c *loadCall[V]) ended(v loaded[V]) next {
 
 func (r *refill[V]) callLoad(ctx context.Context) loaded[V] {
 	if r.loadKey == nil {
-		return r.batched.load(ctx)
+		return r.batched.load()
 	}
 	value, err := r.loadKey(ctx, r.given)
 	return loaded[V]{value: value, err: err}

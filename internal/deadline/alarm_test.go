@@ -18,7 +18,7 @@ func TestAlarm(t *testing.T) {
 			rang[v] = time.Since(began)
 		})
 		var cohorts []*Cohort[int] // by value
-		for v := range 50 { // one per ms
+		for v := range 50 {        // one per ms
 			cohorts = append(cohorts, a.Add(v))
 			time.Sleep(time.Millisecond)
 		}

@@ -84,15 +84,8 @@ func (w *world) disturbed(a, b *load) bool {
 }
 
 // outlived reports whether load a has outlived LoadTimeout at the moment at. For its node, load a has then failed, so
-// another node may load. The LoadTimeout of a key in a bulk load begins when the node has the lease of the key. The
-// bulk load begins when all its keys are decided.
-func (w *world) outlived(a *load, at time.Duration) bool {
-	began := a.begin
-	if w.bulk {
-		began -= w.cfg.BulkWindow + w.storeTimeout()
-	}
-	return at >= began+w.cfg.LoadTimeout
-}
+// another node may load.
+func (w *world) outlived(a *load, at time.Duration) bool { return at >= a.begin+w.cfg.LoadTimeout }
 
 // firstUse reports whether a tag of the value of load a may have been used for the first time during the load, on
 // another node. EnsureTags then makes values invalid whose load began a second before the earliest load of that node.
