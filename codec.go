@@ -146,7 +146,7 @@ func (r *refill[V]) keepInL1(e *entry[V], record []byte) {
 		return
 	}
 	r.putL1(e, record)
-	if a := r.flight.Latest(); a != nil && a.Kind == driver.Filled && a.Token != e.Data.token {
+	if otherFilled(r.flight, e) {
 		supersede(e)
 	}
 }

@@ -353,6 +353,8 @@ func (l *Loader[V]) outdated(m membership[V], a *answer[V]) bool {
 		return false
 	case a.withoutStore:
 		return !l.l1.NotInvalidated(e)
+	case otherFilled(m.flight, e): // e may have left L1 before, so that replace did not find it
+		return true
 	}
 	now := l.now()
 	return !l.l1.Valid(e) || e.Data.life.at(now) <= refreshDue && inL1(e, now) > stale

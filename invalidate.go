@@ -245,6 +245,12 @@ func supersede[V any](e *entry[V]) {
 	e.RefreshAt.Store(0)
 }
 
+// otherFilled reports whether the last message to the flight announced a fill of another record than that of e.
+func otherFilled[V any](f *flightOf[V], e *entry[V]) bool {
+	a := f.Latest()
+	return a != nil && a.Kind == driver.Filled && a.Token != e.Data.token
+}
+
 // onFailed handles the announcement of a failed load. A failure of another node holds this node back only if it is the
 // second failure in a row in the fleet (LoadError.fleet).
 func (l *Loader[V]) onFailed(key string, a driver.Announcement) {

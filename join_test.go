@@ -82,6 +82,38 @@ func TestJoiningARefreshAfterLocalTTL(t *testing.T) {
 	})
 }
 
+// L1 of node l has room for one key. A Get on l returns the value of L1 and starts an early refresh. Before the Acquire of
+// the refresh reaches the store, L1 drops the key in favour of another key, and the peer publishes a newer value. Node l
+// hears the announcement. A second Get on l joins the refresh and must get the newer value.
+func TestJoiningARefreshOfAnEvictedKey(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		shared := memory.New()
+		cfg := refill.Config{TTL: 10 * time.Second, EarlyRefresh: 0.5, Jitter: -1, Shared: shared}
+		d := new(db)
+		peer := node(t, d.load, cfg)
+		cfg.Shared, cfg.LocalEntries = &farAway{Store: shared, took: 100 * ms}, 1
+		l := node(t, d.load, cfg)
+		get(t, peer, "other")
+		get(t, peer, "k")
+		get(t, l, "k")
+		time.Sleep(6 * time.Second)
+		d.version.Store(1)
+		d.slow(50 * ms)
+		refreshed := make(chan error)
+		go func() { refreshed <- peer.Refresh(t.Context(), "k") }()
+		synctest.Wait()
+		get(t, l, "k")
+		get(t, l, "other")
+		if err := <-refreshed; err != nil {
+			t.Error(err)
+		}
+		synctest.Wait()
+		if v := get(t, l, "k"); v != "k v1" {
+			t.Errorf("got %q after the announcement of the newer value, want \"k v1\"", v)
+		}
+	})
+}
+
 // Node l loads a key. The peer invalidates the key meanwhile, and node l misses the announcement. The store rejects the
 // value of the load. A caller that joined before the load began must get the rejected value. A caller that joined
 // during the load must load again and get a newer value.
