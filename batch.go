@@ -142,7 +142,7 @@ func (b *batch[V]) queueForSlot() {
 	free := func() {}
 	select {
 	case b.l.loadSlots <- struct{}{}:
-		free = func() { <-b.l.loadSlots }
+		free = b.l.freeSlot
 	case <-b.urgent: // the batch goes on without a slot
 	case <-b.unused:
 		return
@@ -352,7 +352,7 @@ func (r *refill[V]) batchSlot(
 	if e.batch.acquireSlot(!r.flight.Unawaited()) {
 		return e.leave, nil, nil
 	}
-	urgent := r.flight.Urgent()
+	eased, urgent := r.flight.Eased(), r.flight.Urgent()
 	for {
 		if r.flight.Unawaited() {
 			e.leave()
@@ -361,7 +361,7 @@ func (r *refill[V]) batchSlot(
 		select {
 		case <-e.batch.ready:
 			return e.leave, nil, nil
-		case <-r.flight.Eased():
+		case <-eased:
 			continue
 		case <-r.loads.Stuck():
 			err = ErrOverloaded

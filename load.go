@@ -53,7 +53,7 @@ func (l *Loader[V]) tryLoadSlot() (free func()) {
 	}
 	select {
 	case l.loadSlots <- struct{}{}:
-		return func() { <-l.loadSlots }
+		return l.freeSlot
 	default:
 		return nil
 	}
@@ -78,16 +78,17 @@ func (r *refill[V]) loadSlot(
 	if free := r.tryLoadSlot(); free != nil {
 		return free, nil, nil
 	}
+	eased, urgent := r.flight.Eased(), r.flight.Urgent()
 	for {
 		if r.flight.Unawaited() {
 			return nil, nil, errNoSlot
 		}
 		select {
 		case r.loadSlots <- struct{}{}:
-			return func() { <-r.loadSlots }, nil, nil
-		case <-r.flight.Eased():
+			return r.freeSlot, nil, nil
+		case <-eased:
 			continue
-		case <-r.flight.Urgent():
+		case <-urgent:
 			return func() {}, nil, nil
 		case a := <-inbox:
 			return nil, &a, nil

@@ -45,6 +45,7 @@ type Loader[V any] struct {
 
 	loads      *running.Loads
 	loadSlots  chan struct{}     // holds one element per running load; nil = no limit
+	freeSlot   func()            // removes one element from loadSlots
 	timeouts   *deadline.Timeout // of calls of the store, StoreTimeout each
 	storeSlots storeSlot         // holds one element per store call of a flight
 	endSlots   storeSlot         // holds one element per store call that ends a fill
@@ -126,6 +127,7 @@ func newLoader[V any](
 	l.flights = flight.NewGroup[answer[V], driver.Announcement](cfg.MaxWaiters)
 	if cfg.MaxLoads < maxSlots {
 		l.loadSlots = make(chan struct{}, cfg.MaxLoads)
+		l.freeSlot = func() { <-l.loadSlots }
 	}
 	l.loads = running.New(cfg.MaxLoads)
 	l.lotSize.Store(firstLot)

@@ -26,7 +26,8 @@ type lease struct {
 	timeout time.Duration                                // of one renewal
 	renew   func(context.Context) (mine bool, err error) // asks the store; mine: the lease still belongs to this process
 
-	until atomic.Pointer[time.Time] // confirmed end of the lease; after newLease, only keep changes until
+	granted time.Time                 // the first value of until
+	until   atomic.Pointer[time.Time] // confirmed end of the lease; after newLease, only keep changes until
 
 	mu      sync.Mutex // guards the next two, and the call of prepare by startRenewal
 	renewed bool       // startRenewal has started keep
@@ -43,9 +44,8 @@ type lease struct {
 // from asked. The store granted the lease at an unknown moment after asked, so the lease cannot end before asked plus
 // ttl.
 func newLease(asked time.Time, ttl, timeout time.Duration, renew func(context.Context) (bool, error)) *lease {
-	l := &lease{ttl: ttl, timeout: timeout, renew: renew}
-	until := asked.Add(ttl)
-	l.until.Store(&until)
+	l := &lease{ttl: ttl, timeout: timeout, renew: renew, granted: asked.Add(ttl)}
+	l.until.Store(&l.granted)
 	return l
 }
 

@@ -88,6 +88,7 @@ func (r *Record) Append(b []byte) ([]byte, error) {
 		return b, Invalid("Record", "a time before 1970 or a negative span")
 	}
 	start := len(b)
+	b = slices.Grow(b, minRecord+len(r.Token)+len(r.Kind)+len(extra)+len(r.Payload))
 	b = append(b, recordMagic...)
 	b = binary.BigEndian.AppendUint64(b, uint64(micros(r.ExpiredAt)))
 	b = append(b, 0, 0, 0, 0) // the sum

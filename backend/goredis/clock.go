@@ -103,11 +103,13 @@ func (c *clock) missed() { c.asked.Store(0) }
 // learn bases the clock on s, if s is more exact than the present estimate or contradicts it (see estimate.or).
 func (c *clock) learn(s sample) {
 	c.asked.Store(max(1, int64(s.got)))
-	newer := s.estimate()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	best := s.estimate()
 	if e := c.best.Load(); e != nil {
-		newer = e.or(newer)
+		if best = e.or(best); best == *e {
+			return // most samples are less exact, and need no allocation
+		}
 	}
-	c.best.Store(&newer)
+	c.best.Store(&best)
 }

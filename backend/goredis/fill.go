@@ -3,7 +3,6 @@ package goredis
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -120,7 +119,7 @@ func (s *Store) Acquire(ctx context.Context, r driver.AcquireRequest) (driver.Ac
 func (s *Store) acquire(ctx context.Context, k keys, r driver.AcquireRequest) (driver.AcquireResult, error) {
 	sent := s.clock.elapsed()
 	reply, err := s.pipelines.run(ctx, acquireScript, false, k,
-		r.Token, s.channel(), r.Key, r.Seen, millis(r.LeaseTTL), millis(r.ClaimTTL), int(r.Mode), leaseMargin).Slice()
+		r.Token, s.channel, r.Key, r.Seen, millis(r.LeaseTTL), millis(r.ClaimTTL), int(r.Mode), leaseMargin).Slice()
 	if err != nil {
 		return driver.AcquireResult{}, err
 	}
@@ -211,7 +210,8 @@ func (s *Store) Publish(ctx context.Context, r driver.PublishRequest) (driver.Pu
 	record := string(r.Record) // a copy, because a call that was left behind may still read the record
 	ifAwaited, began := "0", ""
 	if !r.Began.IsZero() {
-		began = fmt.Sprintf("%d.%d", r.Began.Unix(), r.Began.Nanosecond()/1000) // as the claim contains this moment
+		micros := r.Began.Nanosecond() / 1000 // as the claim contains this moment
+		began = strconv.FormatInt(r.Began.Unix(), 10) + "." + strconv.Itoa(micros)
 	}
 	if r.AnnounceIfAwaited && !s.pubsub.selfCheck.due(time.Now()) {
 		ifAwaited = "1"
@@ -219,7 +219,7 @@ func (s *Store) Publish(ctx context.Context, r driver.PublishRequest) (driver.Pu
 		s.pubsub.selfCheck.expect(r.Key, r.Token)
 	}
 	result, err := call(ctx, &s.calls, "publish", func(ctx context.Context) (driver.PublishResult, error) {
-		n, err := s.pipelines.run(ctx, publishScript, true, k, r.Token, s.channel(), r.Key, r.Replaced, record,
+		n, err := s.pipelines.run(ctx, publishScript, true, k, r.Token, s.channel, r.Key, r.Replaced, record,
 			millis(r.Keep), driver.MaxAnnouncedRecord, ifAwaited, began).Int()
 		if err == nil && (n < 0 || n > int(driver.StoreFull)) {
 			err = errReply
@@ -257,7 +257,7 @@ func (s *Store) Release(ctx context.Context, key, token string) error {
 func (s *Store) free(ctx context.Context, step string, x script, key, token string, more ...any) error {
 	k := s.keys(key)
 	_, err := call(ctx, &s.calls, step, func(ctx context.Context) (any, error) {
-		return s.pipelines.run(ctx, x, true, k, append([]any{token, s.channel(), key}, more...)...).Result()
+		return s.pipelines.run(ctx, x, true, k, append([]any{token, s.channel, key}, more...)...).Result()
 	})
 	return err
 }
@@ -280,7 +280,7 @@ func (s *Store) changeKeys(ctx context.Context, step string, x script, by string
 	}
 	all := make([]invocation, len(keys))
 	for i, key := range keys {
-		all[i] = invocation{keys: s.keys(key).fill(), args: []any{by, s.channel(), key}}
+		all[i] = invocation{keys: s.keys(key).fill(), args: []any{by, s.channel, key}}
 	}
 	return s.announceMany(ctx, step, x, by, keys[0], all)
 }

@@ -18,6 +18,7 @@ import (
 type Store struct {
 	client   client
 	prefix   string
+	channel  string // of all announcements under the prefix
 	calls    calls // makes the calls over the client given to New
 	renewals calls // makes the calls over the Store's own client (see pubsub.onOwnClient), each on a goroutine
 	known    knownScripts
@@ -37,8 +38,6 @@ var (
 type client interface {
 	Do(ctx context.Context, args ...any) *redis.Cmd
 	Process(ctx context.Context, cmd redis.Cmder) error
-	EvalSha(ctx context.Context, hash string, keys []string, args ...any) *redis.Cmd
-	Eval(ctx context.Context, source string, keys []string, args ...any) *redis.Cmd
 	Pipeline() redis.Pipeliner
 	Subscribe(ctx context.Context, channels ...string) *redis.PubSub
 }
@@ -59,7 +58,7 @@ func New(c redis.UniversalClient, opts ...Option) *Store {
 	for _, o := range opts {
 		o(s)
 	}
-	s.clock.base = time.Now()
+	s.channel, s.clock.base = channel(s.prefix), time.Now()
 	err := check(c, s.prefix)
 	s.calls.refused, s.renewals.refused = err, err
 	if err == nil {
@@ -69,7 +68,7 @@ func New(c redis.UniversalClient, opts ...Option) *Store {
 		}
 		s.pipelines.setUp(c, s)
 	}
-	s.pubsub.setUp(c, s.channel())
+	s.pubsub.setUp(c, s.channel)
 	return s
 }
 

@@ -38,8 +38,15 @@ func (k keys) fence() string { return k.of("/fence") }
 // tagState is the Redis key of a tag's state, if k was made from "name:tag".
 func (k keys) tagState() string { return k.of("/tag") }
 
-// fill returns the Redis keys of value, lease and claim, in the order in which the scripts take them.
-func (k keys) fill() []string { return []string{k.value(), k.lease(), k.claim()} }
+// fill returns the Redis keys of value, lease and claim, in the order in which the scripts take them. The three keys
+// are parts of one string, which takes one allocation.
+func (k keys) fill() []string {
+	begin, end := k.prefix+":{"+k.bucket+"}:"+k.name, ":"+k.key
+	all := begin + end + begin + "/lease" + end + begin + "/claim" + end
+	lease := len(begin) + len(end)
+	claim := 2*lease + len("/lease")
+	return []string{all[:lease], all[lease:claim], all[claim:]}
+}
 
-// channel is the channel of all announcements under the prefix.
-func (s *Store) channel() string { return s.prefix + ":notes" }
+// channel is the channel of all announcements under a prefix.
+func channel(prefix string) string { return prefix + ":notes" }

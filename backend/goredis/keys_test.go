@@ -48,7 +48,7 @@ func TestKeysAreGolden(t *testing.T) {
 			t.Errorf("%q:\n got %q\nwant %q", c.full, got, c.want)
 		}
 	}
-	if got := testStore(t).channel(); got != "refill:notes" {
+	if got := testStore(t).channel; got != "refill:notes" {
 		t.Error(got)
 	}
 }

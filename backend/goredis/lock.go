@@ -55,7 +55,7 @@ func (s *Store) Extend(ctx context.Context, key, token string, ttl time.Duration
 func (s *Store) Unlock(ctx context.Context, key, token string) (mine bool, err error) {
 	k := s.keys(key)
 	return call(ctx, &s.calls, "unlock", func(ctx context.Context) (bool, error) {
-		return unlockScript.run(ctx, &s.known, s.client, []string{k.lock()}, token, s.channel(), key).Bool()
+		return unlockScript.run(ctx, &s.known, s.client, []string{k.lock()}, token, s.channel, key).Bool()
 	})
 }
 

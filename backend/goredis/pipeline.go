@@ -195,16 +195,14 @@ func (p *pipelines) exchange(batch []*request, g *group) {
 // The later runs of these scripts need only the hash, because a server executes a pipeline in order. A request that
 // was refused twice carries the source in any case, because its key has moved to another server of the Cluster.
 func (p *pipelines) put(ctx context.Context, pipe redis.Pipeliner, r *request, sources []string) []string {
-	x := r.script
-	switch {
-	case x.hash == "":
-		_ = pipe.Process(ctx, r.cmd)
-	case r.refused < 2 && (p.known.has(x) || slices.Contains(sources, x.hash)):
-		r.cmd = pipe.EvalSha(ctx, x.hash, r.keys, r.args...)
-	default:
-		r.cmd = pipe.Eval(ctx, x.source, r.keys, r.args...)
-		return append(sources, x.hash)
+	if x := r.script; x.hash != "" {
+		bySource := r.refused >= 2 || !p.known.has(x) && !slices.Contains(sources, x.hash)
+		if bySource {
+			sources = append(sources, x.hash)
+		}
+		r.cmd = x.command(ctx, bySource, r.keys, r.args)
 	}
+	_ = pipe.Process(ctx, r.cmd)
 	return sources
 }
 

@@ -52,11 +52,15 @@ var luaExtend string
 var luaUnlock string
 
 // A script is one atomic step. A server that has run the script once can run it again by its hash.
-type script struct{ source, hash string }
+type script struct {
+	source, hash string
+	arg          any // the hash, as an argument of a command; converted once, because a conversion allocates
+}
 
 func newScript(source string) script {
 	source = luaCommon + source
-	return script{source: source, hash: redis.NewScript(source).Hash()}
+	hash := redis.NewScript(source).Hash()
+	return script{source: source, hash: hash, arg: hash}
 }
 
 var (
@@ -96,17 +100,37 @@ func (k *knownScripts) learn(x script, cmd *redis.Cmd) {
 	}
 }
 
+// command returns the command that runs the script, by its source or by its hash. Eval and EvalSha of go-redis make the
+// same command, but allocate more.
+func (x script) command(ctx context.Context, bySource bool, keys []string, args []any) *redis.Cmd {
+	all := make([]any, 3, 3+len(keys)+len(args))
+	if bySource {
+		all[0], all[1] = "eval", x.source
+	} else {
+		all[0], all[1] = "evalsha", x.arg
+	}
+	all[2] = len(keys)
+	for _, key := range keys {
+		all = append(all, key)
+	}
+	cmd := redis.NewCmd(ctx, append(all, args...)...)
+	cmd.SetFirstKeyPos(3)
+	return cmd
+}
+
 // run runs the script by its hash if a server has run it before, and by its source otherwise. It also sends the source
 // if the server does not know the hash.
 func (x script) run(ctx context.Context, known *knownScripts, c client, keys []string, args ...any) *redis.Cmd {
 	if known.has(x) {
-		cmd := c.EvalSha(ctx, x.hash, keys, args...)
+		cmd := x.command(ctx, false, keys, args)
+		_ = c.Process(ctx, cmd)
 		if x.explain(cmd); !unknown(cmd) {
 			return cmd
 		}
 		known.learn(x, cmd)
 	}
-	cmd := c.Eval(ctx, x.source, keys, args...)
+	cmd := x.command(ctx, true, keys, args)
+	_ = c.Process(ctx, cmd)
 	known.learn(x, cmd)
 	x.explain(cmd)
 	return cmd
@@ -194,11 +218,8 @@ func (x script) runEach(
 func (x script) pipe(ctx context.Context, c client, all []invocation, indices []int, sources int) []*redis.Cmd {
 	p, cmds := c.Pipeline(), make([]*redis.Cmd, len(indices))
 	for j, i := range indices {
-		if j < sources {
-			cmds[j] = p.Eval(ctx, x.source, all[i].keys, all[i].args...)
-		} else {
-			cmds[j] = p.EvalSha(ctx, x.hash, all[i].keys, all[i].args...)
-		}
+		cmds[j] = x.command(ctx, j < sources, all[i].keys, all[i].args)
+		_ = p.Process(ctx, cmds[j])
 	}
 	if _, err := p.Exec(ctx); err != nil {
 		// A hook may fail without setting the error of the commands.
@@ -211,7 +232,9 @@ func (x script) pipe(ctx context.Context, c client, all []invocation, indices []
 	return cmds
 }
 
-func unknown(cmd *redis.Cmd) bool { return redis.HasErrorPrefix(cmd.Err(), "NOSCRIPT") }
+func unknown(cmd *redis.Cmd) bool {
+	return cmd.Err() != nil && redis.HasErrorPrefix(cmd.Err(), "NOSCRIPT") // HasErrorPrefix allocates
+}
 
 // isFull reports whether err says that Redis is at maxmemory and evicts nothing.
 func isFull(err error) bool { return redis.HasErrorPrefix(err, "OOM") }

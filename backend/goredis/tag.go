@@ -71,7 +71,7 @@ func (s *Store) changeTags(ctx context.Context, step, kind, by string, keep time
 	for i, tag := range tags {
 		all[i] = invocation{
 			keys: []string{s.keys(tag).tagState()},
-			args: []any{by, s.channel(), tag, kind, millis(keep)},
+			args: []any{by, s.channel, tag, kind, millis(keep)},
 		}
 	}
 	return s.announceMany(ctx, step, changeTagScript, by, tags[0], all)

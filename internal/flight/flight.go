@@ -56,10 +56,10 @@ type Flight[A, M any] struct {
 	background bool // the flight goes on without waiters
 	hurried    bool // an urgent caller has joined
 
-	// Listen makes these three channels. Most flights never need them.
-	eased  chan struct{} // gets a signal when the flight may have become Unawaited
+	// Each of these is made when it is first needed. Most flights need none.
+	eased  chan struct{} // gets a signal when the flight may have become Unawaited; guarded by group.mu
 	inbox  chan M        // messages about the key; a full inbox drops messages, because they are hints
-	urgent chan struct{} // closed when an urgent caller has joined
+	urgent chan struct{} // closed when an urgent caller has joined; guarded by group.mu
 
 	sibling *Flight[A, M] // the next flight in group.listening; guarded by group.mu
 }
@@ -203,8 +203,16 @@ func (f *Flight[A, M]) Unawaited() bool {
 	return f.background && f.insisting == 0 && (f.waiters == 0 || f.delivered())
 }
 
-// Eased gets a signal when the flight may have become [Flight.Unawaited]. It is nil before Listen.
-func (f *Flight[A, M]) Eased() <-chan struct{} { return f.eased }
+// Eased returns a channel that gets a signal when the flight may have become [Flight.Unawaited] after the first call of
+// Eased.
+func (f *Flight[A, M]) Eased() <-chan struct{} {
+	f.group.mu.Lock()
+	defer f.group.mu.Unlock()
+	if f.eased == nil {
+		f.eased = make(chan struct{}, 1)
+	}
+	return f.eased
+}
 
 // ease signals Eased. The caller holds group.mu.
 func (f *Flight[A, M]) ease() {
@@ -224,18 +232,25 @@ func (f *Flight[A, M]) Listen() {
 	if f.inbox != nil {
 		return
 	}
-	f.inbox, f.urgent, f.eased = make(chan M, 4), make(chan struct{}), make(chan struct{}, 1)
-	if f.hurried {
-		close(f.urgent)
-	}
+	f.inbox = make(chan M, 4)
 	f.sibling, g.listening[f.key] = g.listening[f.key], f
 }
 
 // Inbox returns the channel that receives the messages about the key. It is nil before Listen.
 func (f *Flight[A, M]) Inbox() <-chan M { return f.inbox }
 
-// Urgent returns a channel that is closed once an urgent caller has joined. It is nil before Listen.
-func (f *Flight[A, M]) Urgent() <-chan struct{} { return f.urgent }
+// Urgent returns a channel that is closed once an urgent caller has joined.
+func (f *Flight[A, M]) Urgent() <-chan struct{} {
+	f.group.mu.Lock()
+	defer f.group.mu.Unlock()
+	if f.urgent == nil {
+		f.urgent = make(chan struct{})
+		if f.hurried {
+			close(f.urgent)
+		}
+	}
+	return f.urgent
+}
 
 // Latest returns the last message about the key that came while callers could join this flight, or after Listen. Latest
 // returns nil if no message has come since the start of the flight or since DrainInbox.
