@@ -345,9 +345,10 @@ func TestExpireDoesNotReplaceAPendingInvalidate(t *testing.T) {
 	})
 }
 
-// In FusionCache with SkipDistributedCacheReadWhenStale, a node whose L1 entry is stale loads at once. But another
-// node may have refreshed the value, and only the announcement was lost. (Laravel compares the stored "created" time
-// before it loads.) Here the node reads the store first and finds the new value.
+// In FusionCache with SkipDistributedCacheReadWhenStale, a node whose L1 entry is stale loads at once. But another node
+// may have refreshed the value, and only the announcement was lost. Here the node reads the store first and finds the
+// new value. (Laravel avoids this load as well: before it loads, it compares the stored "created" time with the time
+// that it has read before, and does not load if the two differ.)
 func TestRefreshReadsTheStoreFirst(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}

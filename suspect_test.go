@@ -135,8 +135,9 @@ func getMany(t *testing.T, l *refill.Loader[string], keys ...string) {
 	}
 }
 
-// The store hangs. One caller asks three Loaders in turn for a key that L1 has. Only the first of 30 Gets may wait, for
-// StoreTimeout (250 ms).
+// L1 has a key, but the store hangs and the subscriptions are down, so a Get asks the store before it may answer from
+// L1. One caller calls Get on three Loaders in turn, 30 times in all. The first Get waits for StoreTimeout (250 ms).
+// The other 29 Gets must not wait, whichever Loader they ask.
 func TestOneCallerWaitsOnceForADeadStore(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}

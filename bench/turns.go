@@ -9,10 +9,11 @@ import (
 	"github.com/refill-go/refill/internal/realtest"
 )
 
-// turns is a comparison in which the subjects take turns: a short chunk of Gets by the first subject, a chunk by the
-// second subject, and so on, and then the next chunk of each subject. The speed of the machine drifts, so a ratio is
-// only true for two chunks of the same turn. Each chunk is a sample. Table prints the medians of the samples and of
-// the ratios of each turn, never the best chunk, because the best chunk hides what happens only in some chunks.
+// turns is a comparison in which the subjects take turns. In one turn, each subject runs one short chunk of Gets, one
+// subject after the other. A subject is compared only with the other subjects of the same turn, because the speed of
+// the machine drifts from turn to turn. Each chunk is a sample. Table prints the median of the samples, and the median
+// of the ratios, one ratio per turn. It never prints the best chunk, because the best chunk hides what happens only in
+// some chunks.
 type turns struct {
 	subjects []peers.Peer
 	settings peers.Settings

@@ -154,8 +154,8 @@ func sizeOf(args []any) (n int) {
 	return n
 }
 
-// exchange sends one pipeline, and gives each request its reply. No caller can cancel the pipeline. The pipeline ends
-// at the latest deadline of its requests.
+// exchange sends one pipeline, and gives each request its reply. No caller can cancel the pipeline. Its own deadline is
+// the latest of the deadlines of its requests.
 func (p *pipelines) exchange(batch []*request, g *group) {
 	end := time.Time{}
 	for _, r := range batch {
