@@ -158,7 +158,8 @@ func newNode() *node {
 
 // token makes a token that was never used before.
 func (n *node) token() string {
-	return n.id + "#" + strconv.FormatUint(n.count.Add(1), 36)
+	var buf [64]byte // most ids fit, so the token is the only allocation
+	return string(strconv.AppendUint(append(append(buf[:0], n.id...), '#'), n.count.Add(1), 36))
 }
 
 // made reports whether this node made token.

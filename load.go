@@ -108,7 +108,7 @@ func (r *refill[V]) loadSlot(
 // refill.
 type loadCall[V any] struct {
 	*refill[V]
-	fill   *Fill
+	fill   Fill
 	ctx    context.Context
 	cancel context.CancelFunc
 	began  time.Time
@@ -129,7 +129,7 @@ const (
 // has returned, or has outlived LoadTimeout.
 func (r *refill[V]) runLoad(free func(), then func(loaded[V]) next) next {
 	r.flight.MarkLate()
-	c := &loadCall[V]{refill: r, then: then, fill: &Fill{loader: r.Loader, key: r.key, given: r.given}}
+	c := &loadCall[V]{refill: r, then: then, fill: Fill{loader: r.Loader, key: r.key, given: r.given}}
 	if !r.flight.Unawaited() { // otherwise no outer load waits for this load
 		c.fill.outer = outerFill(r.flight.Context())
 	}
@@ -137,7 +137,7 @@ func (r *refill[V]) runLoad(free func(), then func(loaded[V]) next) next {
 		c.fill.previous = old.Data.value
 		c.fill.previousExtra = old.Data.extra
 	}
-	c.ctx = context.WithValue(r.flight.Context(), fillKey{}, c.fill)
+	c.ctx = context.WithValue(r.flight.Context(), fillKey{}, &c.fill)
 	if r.loadKey == nil {
 		c.ctx, c.cancel = r.batched.limit(c.ctx)
 	} else {

@@ -18,7 +18,7 @@ import (
 type Store struct {
 	client   client
 	prefix   string
-	channel  string // of all announcements under the prefix
+	channel  any   // a string: the channel of all announcements under the prefix, as an argument of scripts
 	calls    calls // makes the calls over the client given to New
 	renewals calls // makes the calls over the Store's own client (see pubsub.onOwnClient), each on a goroutine
 	known    knownScripts
@@ -68,7 +68,7 @@ func New(c redis.UniversalClient, opts ...Option) *Store {
 		}
 		s.pipelines.setUp(c, s)
 	}
-	s.pubsub.setUp(c, s.channel)
+	s.pubsub.setUp(c, channel(s.prefix))
 	return s
 }
 
