@@ -39,7 +39,7 @@ func TestSuites(t *testing.T) {
 			t.Parallel()
 			b := &bench{
 				rounds: 1, length: 500 * time.Millisecond, only: regexp.MustCompile("^refill$"), stage: newStage(),
-				processes: 2, callers: 5, nodes: 4, keys: 100,
+				processes: 2, callers: 5, nodes: 4, keys: 100, rate: 1000,
 			}
 			defer b.close()
 			if err := run(t.Context(), b); err != nil {

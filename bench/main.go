@@ -37,6 +37,7 @@ type bench struct {
 
 	processes, callers int    // processes of a fleet, and callers in each process
 	nodes, keys        int    // the largest numbers in the suite scale
+	rate               int    // Gets per second of the whole fleet in the suite mixed
 	profiles           string // directory for CPU profiles
 
 	*stage // starts servers and processes, and ends them
@@ -95,6 +96,7 @@ func run() error {
 	callers := flag.Int("callers", 200, "in each process of a fleet")
 	nodes := flag.Int("nodes", 64, "as many at most in the suite scale")
 	keys := flag.Int("keys", 1_000_000, "as many at most in the suite scale")
+	rate := flag.Int("rate", 15_500, "Gets per second of the fleet in mixed; more keep the processors busier")
 	toJSON := flag.String("json", "", "file for every sample")
 	toSVG := flag.String("svg", "", "directory for pictures")
 	profiles := flag.String("profile", "", "directory for a CPU profile of each process, of the last run of a subject")
@@ -111,6 +113,7 @@ func run() error {
 	}
 	for name, value := range map[string]int{
 		"rounds": *rounds, "processes": *processes, "callers": *callers, "nodes": *nodes, "keys": *keys,
+		"rate": *rate,
 	} {
 		if value < 1 {
 			return fmt.Errorf("-%s: %d, must be at least 1", name, value)
@@ -126,7 +129,8 @@ func run() error {
 	b := &bench{
 		rounds: *rounds, length: *length, only: pattern, tables: which,
 		report: Report{Machine: machine(), Args: os.Args[1:]}, stage: newStage(),
-		processes: *processes, callers: *callers, nodes: *nodes, keys: *keys, profiles: *profiles,
+		processes: *processes, callers: *callers, nodes: *nodes, keys: *keys, rate: *rate,
+		profiles: *profiles,
 	}
 	defer b.stage.close()
 	stopProfile, err := profile(*profiles, "bench")

@@ -6,18 +6,15 @@ import (
 	"time"
 )
 
-// mixedRate is how many Gets per second the whole fleet begins.
-const mixedRate = 15_500
-
 // mixed measures everyday traffic: many keys, most of which are requested too rarely to be worth a cache.
 func mixed(ctx context.Context, b *bench) error {
 	j := job{
 		TTL: 2 * time.Second, Load: 5 * time.Millisecond, Way: steady, Callers: b.callers, Keys: 100_000, Zipf: 1.01,
-		Every: time.Duration(b.callers*b.processes) * time.Second / mixedRate, For: b.length, Warm: 2 * time.Second,
+		Every: time.Duration(b.callers*b.processes) * time.Second / time.Duration(b.rate), For: b.length, Warm: 2 * time.Second,
 	}
 	t := &Table{Name: "mixed", Title: fmt.Sprintf("%d keys, Zipf %v, %d Gets/s, %d processes, %v; quantiles are from "+
 		"second %v on. %s",
-		j.Keys, j.Zipf, mixedRate, b.processes, j, j.Warm.Seconds(), commandsMean), Columns: []Column{
+		j.Keys, j.Zipf, b.rate, b.processes, j, j.Warm.Seconds(), commandsMean), Columns: []Column{
 		{Name: "loads/s"}, {Name: "hit rate", Digits: 3},
 		{Name: "p50", Unit: "ms", Digits: 3}, {Name: "p99", Unit: "ms", Digits: 1}, {Name: "p99.9", Unit: "ms", Digits: 1},
 		{Name: "commands/Get", Digits: 2}, {Name: "trips/Get", Digits: 2},
