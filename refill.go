@@ -263,7 +263,13 @@ func (r *refill[V]) read() (s snapshot, err error) {
 //
 // For a record with tags, serve also reads the states of the tags. The leader of the flight must not be kept that long,
 // so serve leaves the record to a launched goroutine (stepServe).
+//
+// If an invalidation of the key has failed on this node since this refill began, the record may be older than the
+// invalidation. The refill then begins again, so that it first repeats the invalidation.
 func (r *refill[V]) serve(s snapshot, o Outcome) next {
+	if !r.retries.Empty() && r.retries.Has(target{r.full(r.key), false}) {
+		return next{step: stepBegin}
+	}
 	r.epoch = s.epoch
 	if !r.launched && len(driver.RecordTags(s.record)) > 0 {
 		r.seen = driver.RecordToken(s.record)

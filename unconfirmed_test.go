@@ -10,6 +10,7 @@ import (
 
 	"github.com/refill-go/refill"
 	"github.com/refill-go/refill/backend/memory"
+	"github.com/refill-go/refill/driver"
 )
 
 // This file tests values that the store has not confirmed. The store did not answer the publication of such a value,
@@ -274,6 +275,42 @@ func TestAPendingInvalidateComesFirst(t *testing.T) {
 		}
 	}
 }
+
+// A refill on node l has found no value and waits for a load slot. Meanwhile the peer loads and stores an old value, and
+// an Invalidate on l does not reach the store. Then the refill gets its slot, and reads the old value. L1 of node l must
+// not keep this value, so a later Get must return the new value, although the store still does not take the Invalidate.
+func TestAPendingInvalidateOfARunningRefill(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		shared := memory.New()
+		s := &refusesInvalidate{Store: shared}
+		d := &db{}
+		l := node(t, func(ctx context.Context, key string) (string, error) {
+			if key == "busy" {
+				time.Sleep(time.Second)
+			}
+			return d.load(ctx, key)
+		}, refill.Config{TTL: time.Minute, MaxLoads: 1, Shared: s})
+		peer := node(t, d.load, refill.Config{TTL: time.Minute, Shared: shared})
+		defer behind(t, l, "busy")()
+		synctest.Wait()
+		wait := behind(t, l, "k")
+		synctest.Wait()
+		get(t, peer, "k")
+		d.version.Store(1)
+		if err := l.Invalidate(t.Context(), "k"); err == nil {
+			t.Error("the Invalidate succeeded, want an error")
+		}
+		wait()
+		if v := get(t, l, "k"); v != "k v1" {
+			t.Errorf("got %q after the Invalidate, want \"k v1\"", v)
+		}
+	})
+}
+
+// refusesInvalidate is a store whose Invalidate fails.
+type refusesInvalidate struct{ driver.Store }
+
+func (*refusesInvalidate) Invalidate(context.Context, string, ...string) error { return errDown }
 
 // Node l cannot complete an Invalidate, because the store does not answer. A Get on l during the outage must not return
 // the old value. The Get must load without the store.

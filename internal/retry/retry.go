@@ -88,6 +88,14 @@ func (q *Queue[K, W]) add(keys []K, work W, until time.Time) (rejected []K) {
 // Empty reports whether no work is pending. It takes no mutex.
 func (q *Queue[K, W]) Empty() bool { return q.size.Load() == 0 }
 
+// Has reports whether work is pending for a key.
+func (q *Queue[K, W]) Has(key K) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	_, there := q.pending[key]
+	return there
+}
+
 // TryNow does the pending work of a key at once, if there is any. If this try fails, TryNow returns its error, and
 // the work stays pending.
 func (q *Queue[K, W]) TryNow(key K) error {
