@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// A node remembers at most maxBackoffs failures. At that bound, remember first drops the failures whose back-off was
-// over long ago. If that makes no room, remember drops the new failure. A failure without a back-off is never
-// remembered.
+// A node remembers at most maxBackoffs failures. At that bound, remember first drops the failures whose back-off ended
+// longer ago than the back-off lasted. If that makes no room, remember drops the new failure. A failure without a
+// back-off is never remembered.
 func TestBackoffsAreBounded(t *testing.T) {
 	b := backoffs{}
 	for i := range 2 * maxBackoffs {

@@ -54,8 +54,9 @@ func TestErrorIsSharedAndBacksOff(t *testing.T) {
 	})
 }
 
-// ErrorTTL is negative, so a failed load starts no back-off. 40 callers on four nodes ask for a key at once. Two nodes
-// load the key, and both loads fail. All 40 callers must get the error of one of these two loads.
+// ErrorTTL is negative, so a failed load starts no back-off. 40 callers on four nodes ask for a key at the same time.
+// One node loads the key, and the load fails. The failure may be a fault of that node alone, so one of the waiting
+// nodes loads the key again. That load fails as well. All 40 callers must get the error of one of these two loads.
 func TestAnErrorIsSharedWithoutBackOff(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 100 * ms, err: errDown}
@@ -77,8 +78,9 @@ func TestAnErrorIsSharedWithoutBackOff(t *testing.T) {
 	})
 }
 
-// Two nodes load a key, and both loads fail. A third node misses the announcements of the failures. A Get on the third
-// node must find the back-off in the store and must not load. (The store keeps a back-off in the place of the lease.)
+// Two nodes load a key, and both loads fail, so the back-off holds for all nodes. A third node misses the announcements
+// of the failures. A Get on the third node must find the back-off in the store, where it has the place of the lease.
+// The Get must not load.
 func TestABackOffIsFoundWithoutItsAnnouncement(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms, err: errDown}
@@ -131,8 +133,9 @@ func TestBackOffKeepsTheError(t *testing.T) {
 	}
 }
 
-// Eight nodes ask for a key that cannot be loaded. Each time the back-off is over, two nodes load, and the next
-// back-off is twice as long, up to MaxErrorTTL. After a successful load, the next back-off must be ErrorTTL again.
+// Eight nodes ask for a key that cannot be loaded. Each time the back-off is over, two nodes load, because the failure
+// of one node does not yet hold the other nodes back. The next back-off is twice as long, up to MaxErrorTTL. After a
+// successful load, the next back-off must be ErrorTTL again.
 func TestBackOffGrows(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -174,9 +177,9 @@ func TestBackOffGrows(t *testing.T) {
 	})
 }
 
-// The loads of a key have failed many times on one node, so the next back-off of that node is long. A second node,
-// which is new, may load the key once. The load of the second node fails as well. Since two nodes have failed, the long
-// back-off must now hold for all nodes.
+// The loads of a key have failed many times on one node, so the next back-off of that node is long. The failures of one
+// node do not hold other nodes back, so a new node loads the key one time. This load fails as well. Since two nodes
+// have failed, the long back-off must now hold for all nodes.
 func TestLongBackOffOnANewNode(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -293,9 +296,9 @@ func TestAFailureFromBeforeAnInvalidate(t *testing.T) {
 	})
 }
 
-// A node starts a flight of a key. An invalidation detaches that flight, so the next Get on the node starts a second
-// flight. The loads of both flights fail. Two failures on the same node must not cause a back-off for other nodes, so
-// another node must still load the key.
+// A node starts a flight of a key. Then the announcement of an Invalidate keeps later callers from joining that flight,
+// so the next Get on the node starts a second flight. The loads of both flights fail. Two failures on the same node
+// must not cause a back-off for other nodes, so another node must still load the key.
 func TestTwoFlightsOfOneNodeFail(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		sick, well, shared := &db{took: time.Second}, &db{}, memory.New()
@@ -310,7 +313,7 @@ func TestTwoFlightsOfOneNodeFail(t *testing.T) {
 		for range 2 {
 			go func() { _, _ = l.Get(t.Context(), "k") }()
 			time.Sleep(100 * ms)
-			s.holdAnnouncements(false) // the first flight is detached
+			s.holdAnnouncements(false) // from now on, the first flight cannot be joined
 		}
 		time.Sleep(10 * time.Second)
 		if n := sick.loads.Load(); n != 2 {

@@ -40,7 +40,8 @@ func TestBulkWindow(t *testing.T) {
 	})
 }
 
-// No call of the bulk load function gets a key twice, even if the key has two flights at the same time.
+// No call of the bulk load function gets a key twice, even if the key has two flights at the same time. Here an
+// Invalidate between two Gets keeps the second Get from joining the flight of the first.
 func TestBulkKeysAreDistinct(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &table{took: 10 * ms}
@@ -218,8 +219,10 @@ func TestBulkLoadTimeout(t *testing.T) {
 	})
 }
 
-// A BulkWindow is longer than LoadTimeout, and the load function needs a little less than LoadTimeout. The time of each
-// key begins with the call of the function, so the load must succeed. The claim must live until the call has ended.
+// BulkWindow is longer than LoadTimeout, and the load function needs a little less than LoadTimeout. LoadTimeout counts
+// from the call of the load function, not from the start of BulkWindow, so the load must succeed. The claim must live
+// until the call has ended, so that the store accepts the value. L1 is off, so the second Get finds only a stored
+// value.
 func TestBulkLoadTimeoutBeginsWithTheCall(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		loads := 0

@@ -39,8 +39,8 @@ func BenchmarkHit(b *testing.B) {
 	}
 }
 
-// BenchmarkMiss measures a Get of a new key, with a load that takes no time, over the store of the process. It shows
-// what the refill itself costs.
+// BenchmarkMiss measures a Get of a new key, with a load that takes no time. Config.Shared is not set, so the Loader
+// has a store in memory of its own. The result is what the refill itself costs.
 func BenchmarkMiss(b *testing.B) {
 	l, err := refill.New("thing", func(_ context.Context, key string) (page, error) { return page{Title: key}, nil },
 		refill.Config{TTL: time.Hour})

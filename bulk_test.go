@@ -33,7 +33,7 @@ func TestGetMany(t *testing.T) {
 		keys := append(names(0, 10), "k0001") // k0001 twice
 		for range 2 {                         // the second GetMany is served from L1
 			got, err := l.GetMany(t.Context(), keys)
-			synctest.Wait() // until ristretto has stored the values for which the hot table of L1 has no slot
+			synctest.Wait() // until L1 has all values: the part of L1 behind its hot table stores in the background
 			if err != nil || len(got) != 9 || got["k0007"] != "row k0007" {
 				t.Errorf("got %v, %v; want nine rows", got, err)
 			}
@@ -337,7 +337,8 @@ func TestGetManyIsLeftWhileItReads(t *testing.T) {
 			t.Errorf("got %q, want %q", v, "row a")
 		}
 		wg.Wait()
-		// Usually there are 3 calls: one read of a and b, then Acquire and Publish of a. No caller waits for b any longer.
+		// Usually there are 3 calls: one read of a and b, then Acquire and Publish of a. The flight of b needs no further
+		// call, because no caller waits for b any longer. The bound of 6 allows some calls more.
 		if n := s.calls.Load() - before; n > 4+2 {
 			t.Errorf("got %d calls of the store, want 6 at most: the read of the GetMany was lost", n)
 		}
@@ -480,7 +481,7 @@ func TestGetManyWithoutTheStore(t *testing.T) {
 		s := newSpy(memory.New())
 		l := bulk(t, d, refill.Config{Shared: s})
 		all(t, l, names(0, 100))
-		synctest.Wait() // until ristretto has stored the values for which the hot table of L1 has no slot
+		synctest.Wait() // until L1 has all values: the part of L1 behind its hot table stores in the background
 		d.asked()
 		s.cut(true)
 		all(t, l, names(50, 200))
@@ -571,9 +572,9 @@ func TestRefreshOfManyMakesNoSharedRead(t *testing.T) {
 	})
 }
 
-// Two nodes ask for the same keys at once. The bulk load function returns values together with a *KeyErrors. Only the
-// keys that the KeyErrors names must fail, each with its own error. The other keys must be stored, or be not found if
-// the load returned no value for them.
+// Two nodes ask for the same keys. The bulk load function returns values together with a *KeyErrors. Only the keys that
+// the KeyErrors names must fail, each with its own error. The other keys must be stored, or be not found if the load
+// returned no value for them.
 func TestBulkLoadThatNamesItsFailures(t *testing.T) {
 	boom, gone := errors.New("boom in shard 2"), fmt.Errorf("gone: %w", refill.ErrNotFound)
 	named := &refill.KeyErrors{Errs: map[string]error{"2": boom, "gone": gone, "none": nil}}

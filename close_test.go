@@ -16,9 +16,9 @@ import (
 
 // This file tests Close while other goroutines call other methods.
 
-// In each round, several goroutines call methods of one Loader in a loop, and Close is called meanwhile. No call may
-// panic, every error must wrap ErrClosed, and no goroutine may be left at the end of the round. The race detector must
-// find nothing. With REFILL_TORTURE=1, the test runs 10,000 rounds.
+// The test runs 300 rounds, and 10,000 rounds with REFILL_TORTURE=1. In each round, several goroutines call methods of
+// a new Loader in a loop, and Close is called meanwhile. No call may panic, every error must wrap ErrClosed, and no
+// goroutine may be left at the end of the round. The race detector must find nothing.
 func TestCallsBesideClose(t *testing.T) {
 	rounds := 300
 	if os.Getenv("REFILL_TORTURE") == "1" {
@@ -34,7 +34,8 @@ func closeBesideCalls(t *testing.T) {
 		refill.FillFrom(ctx).Tag("tag")
 		return key, nil
 	}
-	// Many keys share the few slots of the hot table, so most calls go on to ristretto.
+	// L1 is a small hot table with ristretto, a cache library, behind it. Here many keys share the few slots of the hot
+	// table, so most calls go on to ristretto.
 	l := node(t, load, refill.Config{LocalEntries: 32})
 	ctx := t.Context()
 	calls := []func(key string) error{

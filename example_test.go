@@ -34,7 +34,7 @@ func loadProduct(ctx context.Context, id string) (Product, error) {
 	}
 }
 
-// This example is the program of the README. A hundred requests arrive at once and cost one query.
+// This example is the program of the README. A hundred requests arrive at the same time and cost one query.
 func Example() {
 	products, err := refill.New("product", loadProduct, refill.Config{TTL: time.Minute})
 	if err != nil {

@@ -144,8 +144,8 @@ func observe(t *testing.T, began time.Time, at []time.Duration, nodes []*refill.
 	}
 }
 
-// askBoth gets a key from both nodes at once. askBoth checks that one load serves both Gets, and that both Gets return
-// want and wantErr. Then askBoth makes all later loads of s fail.
+// askBoth gets a key from both nodes at the same time. askBoth checks that one load serves both Gets, and that both
+// Gets return want and wantErr. Then askBoth makes all later loads of s fail.
 func askBoth(t *testing.T, s *speaker, nodes []*refill.Loader[string], key, want string, wantErr error) {
 	t.Helper()
 	before := s.loads.Load()
@@ -499,9 +499,9 @@ func TestAFailingLoadForbidsTheOldValueDuringAnOutage(t *testing.T) {
 	})
 }
 
-// Two nodes have an old value that is error-only, and ask for the key at once. The nodes load one after the other, and
-// both failing loads forbid the old value with SetStaleIfError(0). Both nodes must get an error. Neither node may serve
-// the old value later.
+// Two nodes have an old value that is error-only, and ask for the key at the same time. One node loads, and the other
+// node waits. The load fails and forbids the old value with SetStaleIfError(0). Then the other node loads, with the
+// same result. Both nodes must get an error. Neither node may serve the old value later.
 func TestAForbiddenValueOnANodeThatWaits(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var s speaker

@@ -169,9 +169,9 @@ func TestPreviousAbsenceAndTags(t *testing.T) {
 	})
 }
 
-// Five nodes ask for a key whose load calls NoStore. In the second round, all nodes must load in parallel, because the
-// store remembers the no-store. Later the no-store record has expired, and the load no longer calls NoStore. Then all
-// callers must share one load again.
+// Five nodes ask for a key whose load calls NoStore. When the nodes ask for the key a second time, all of them must
+// load in parallel, because the store remembers the no-store. Later the no-store record has expired, and the load no
+// longer calls NoStore. Then all callers must share one load again.
 func TestNoStoreIsRemembered(t *testing.T) {
 	for name, localTTL := range map[string]time.Duration{"with L1": 0, "without L1": -1} {
 		t.Run(name, func(t *testing.T) {
@@ -392,8 +392,9 @@ func TestLoadsOfANoStoreKey(t *testing.T) {
 	})
 }
 
-// A value is stale in L1. Meanwhile, a load of another node has called NoStore, so the store has a no-store record of
-// the key. A background refresh must not load, because no caller waits for the value and the value could not be stored.
+// A load on another node calls NoStore, so the store has a no-store record of the key. Node l misses the announcement,
+// so its L1 still has an older value. When that value is stale, a Get starts a background refresh. The refresh must not
+// load, because no caller waits for the value and the value could not be stored.
 func TestRefreshOfANoStoreKey(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := &noStoreDB{}

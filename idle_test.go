@@ -13,9 +13,10 @@ import (
 
 // This file tests Loaders that are not called for a while.
 
-// The coarse clock of L1 sleeps while no Loader of the store is used. A value that expires meanwhile must not be served
-// as fresh, and one that does not expire must be a hit, also for another Loader of the store and for a Loader with a
-// store of its own.
+// L1 takes the time from a coarse clock, which reads the store's clock at each tick (50 ms here). The Loaders of one
+// store share a coarse clock, and it sleeps while none of them is used. If a value expires meanwhile, the value must
+// not be served as fresh. If a value is still fresh after the sleep, a Get must be a hit. The test runs with two
+// Loaders of one store, and with two Loaders that have a store each.
 func TestAValueThatExpiresWhileTheClockSleeps(t *testing.T) {
 	for name, shared := range map[string]bool{"one store": true, "no store": false} {
 		t.Run(name, func(t *testing.T) {
@@ -37,7 +38,7 @@ func TestAValueThatExpiresWhileTheClockSleeps(t *testing.T) {
 				}
 				d.version.Store(1)
 				for _, sleep := range []time.Duration{50 * time.Second, 20 * time.Second} {
-					time.Sleep(sleep) // much longer than a tick
+					time.Sleep(sleep) // much longer than ten ticks without a use, after which the coarse clock sleeps
 					if v := get(t, b, "k"); v != "k v0" || d.loads.Load() != 2 {
 						t.Errorf("got %q after %d loads, want a hit", v, d.loads.Load())
 					}
@@ -50,7 +51,7 @@ func TestAValueThatExpiresWhileTheClockSleeps(t *testing.T) {
 	}
 }
 
-// A Loader that was never called has no goroutine, and takes at most 16 KiB.
+// New must start no goroutine, and must allocate at most 16 KiB.
 func TestAnIdleLoaderCostsLittle(t *testing.T) {
 	const loaders, most = 100, 16 << 10
 	for name, shared := range map[string]driver.Store{"one store": memory.New(), "no store": nil} {

@@ -59,8 +59,9 @@ func TestAReadAcrossABreakOfTheSubscription(t *testing.T) {
 	})
 }
 
-// A Get has read v0 from the store. Another node loads v1 again, and this node handles the announcement while L1 has no
-// entry. Then the Get puts v0 into L1. L1 may serve v0 once more, but must then have v1.
+// A Get has read v0 from the store. Another node loads the key again and publishes v1. This node handles the
+// announcement while its L1 has no entry. Then the Get puts v0 into L1. L1 may serve v0 to one more Get, but must then
+// have v1.
 func TestAReadOvertakenByAFill(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
@@ -107,8 +108,8 @@ func TestAReadOvertakenByALoadOfItsNode(t *testing.T) {
 }
 
 // A node has published v0, and the reply is under way. Another node loads v1 and publishes it, and the first node
-// handles the announcement while its L1 has no entry. Then the reply arrives. L1 may serve v0 once more, but must then
-// have v1.
+// handles the announcement while its L1 has no entry. Then the reply arrives. L1 may serve v0 to one more Get, but must
+// then have v1.
 func TestAPublicationOvertakenByAFill(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
@@ -132,9 +133,10 @@ func TestAPublicationOvertakenByAFill(t *testing.T) {
 	})
 }
 
-// A load is in flight. The subscription breaks, the node misses an Invalidate, and the subscription returns. A later
-// Get must not join the flight of that load. Callers that joined before the break must get the value of the flight.
-// (The model checker Spin found this order of events in the model of refill, which is in docs/model.)
+// A load is in flight. The subscription breaks, the node misses an Invalidate, and the subscription returns. The load
+// may have read the old value, so a later Get must not join the flight of that load. Callers that joined before the
+// break must get the value of the flight. (The model checker Spin found this order of events in the model of refill,
+// which is in docs/model.)
 func TestAFlightAcrossABreakOfTheSubscription(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: time.Second}

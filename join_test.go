@@ -82,9 +82,12 @@ func TestJoiningARefreshAfterLocalTTL(t *testing.T) {
 	})
 }
 
-// L1 of node l has room for one key. A Get on l returns the value of L1 and starts an early refresh. Before the Acquire of
-// the refresh reaches the store, L1 drops the key in favour of another key, and the peer publishes a newer value. Node l
-// hears the announcement. A second Get on l joins the refresh and must get the newer value.
+// L1 of node l has room for one key.
+//
+//  1. A Get on l returns the value of L1 and starts an early refresh. Its Acquire takes 100 ms to reach the store.
+//  2. A Get of another key makes L1 drop the first key.
+//  3. The peer publishes a newer value. Node l receives the announcement, but L1 has no entry to replace.
+//  4. A second Get on l joins the refresh, which has answered with the old value. This Get must get the newer value.
 func TestJoiningARefreshOfAnEvictedKey(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		shared := memory.New()

@@ -15,8 +15,8 @@ import (
 // This file tests that a node keeps a lease until the node has published the loaded value. In some tests a node has
 // many leases at once. In another test a publication takes long.
 
-// farAway is a store whose Renew, Acquire and Publish take the time took. The channel slots has as much capacity as
-// calls of Renew may run at once.
+// farAway is a store whose Renew, Acquire and Publish take the time took. At most cap(slots) calls of Renew run at the
+// same time. Further calls of Renew wait. If slots is nil, every Renew waits until its ctx ends, and fails.
 type farAway struct {
 	driver.Store
 	took  time.Duration
@@ -51,8 +51,9 @@ func (s *farAway) Publish(ctx context.Context, r driver.PublishRequest) (driver.
 }
 
 // A bulk load of 400 keys takes 3 s, three times as long as LockTTL. Renew, Acquire and Publish of the store take 20
-// ms. A second node asks for the keys 300 ms after the first node. No key may be loaded twice, and the store may not
-// reject a publication.
+// ms, and two calls of Renew may run at the same time. One Renew per lease would take 4 s for all leases. So the node
+// must renew many leases with one call. A second node asks for the keys 300 ms after the first node. No key may be
+// loaded twice, and the store may not reject a publication.
 func TestTheLeasesOfABulkLoad(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var ev events
@@ -77,8 +78,10 @@ func TestTheLeasesOfABulkLoad(t *testing.T) {
 	})
 }
 
-// A node loads 400 keys with one load per key, and each load takes 3 s. A second node asks for the keys 300 ms later.
-// No key may be loaded twice, and the store may not reject a publication.
+// A node loads 400 keys with one load per key, and each load takes 3 s, three times as long as LockTTL. The store needs
+// 20 ms for a call of Renew, and executes two of these calls at the same time. So the node must renew many leases with
+// one call. A second node asks for the keys 300 ms later. No key may be loaded twice, and the store may not reject a
+// publication.
 func TestTheLeasesOfManyLoads(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var ev events

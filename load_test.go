@@ -200,9 +200,9 @@ func (s *pooled) Acquire(ctx context.Context, b driver.AcquireRequest) (driver.A
 	return s.Store.Acquire(ctx, b)
 }
 
-// A thousand Gets of cold keys arrive at once, and the pool has as many connections as go-redis has by default. The
-// Gets wait for connections. The Loader must not count this wait as an outage of the store, and the breaker must stay
-// closed.
+// A thousand Gets of keys without a value arrive at the same time, and the pool has as many connections as go-redis has
+// by default. So most Gets wait for a connection. The Loader must not count this wait as an outage of the store, and
+// the breaker must not open.
 func TestAQueueForConnectionsIsNoOutage(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var outages atomic.Int64
@@ -236,7 +236,7 @@ func TestAQueueForConnectionsIsNoOutage(t *testing.T) {
 // Other Gets hold all store slots. A Get that waits for a store slot must return when its ctx ends.
 func TestACallerLeavesTheQueueForTheStore(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		slots := 30 * runtime.GOMAXPROCS(0)
+		slots := 30 * runtime.GOMAXPROCS(0) // the number of store slots of a Loader
 		l := node(t, (&db{}).load, refill.Config{
 			TTL: time.Hour, Shared: &pooled{Store: memory.New(), took: 200 * ms, conns: make(chan struct{}, slots)},
 		})

@@ -74,8 +74,8 @@ func TestRefreshesInsideOfALoad(t *testing.T) {
 }
 
 // Two or three Loaders have one load slot each. A load of one Loader calls Get of the next Loader, and a load of the
-// last Loader calls Get of the first Loader, until six loads run inside of each other. All Gets must return within 30
-// s, so the loads must not wait for each other's slots.
+// last Loader calls Get of the first Loader, until six loads run inside of each other. If the loads waited for each
+// other's slots, the Gets would end at LoadTimeout (1 min). All Gets must return within 30 s.
 func TestLoadersThatAskEachOther(t *testing.T) {
 	for _, levels := range []int{2, 3} {
 		t.Run(fmt.Sprint(levels, " Loaders"), func(t *testing.T) {
@@ -135,7 +135,8 @@ func TestMaxWaitersInsideOfLoads(t *testing.T) {
 }
 
 // The values a and b are stale. The load of a Gets b, and the load of b Gets a. A Get of a starts a refresh of a, and
-// the refresh of a starts a refresh of b. No load waits for another load, so neither refresh may fail.
+// the refresh of a starts a refresh of b. Each Get inside a load is served the stale value at once. So no load waits
+// for another load, and neither refresh may fail.
 func TestStaleValuesThatAskEachOther(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var (

@@ -161,7 +161,7 @@ func TestAbsence(t *testing.T) {
 			t.Errorf("got %d loads, want 1: an absence is cached", n)
 		}
 		d.fail(nil)
-		time.Sleep(2*time.Second + 50*ms) // NotFoundTTL, and a tick of the coarse clock of L1
+		time.Sleep(2*time.Second + 50*ms) // NotFoundTTL, and the 50 ms by which the clock of L1 may be late
 		get(t, nodes[1], "k")             // loads, because an absence is never served stale
 		get(t, nodes[0], "k")
 		d.fail(refill.ErrNotFound) // the row was deleted, so the absence must replace the value

@@ -16,8 +16,8 @@ import (
 //  1. Another node holds the lease.
 //  2. A background refresh begins. The Acquire of this refresh will use mode Try, because no caller waits.
 //  3. A caller finds no L1 entry. So the caller joins the refresh and waits for the value.
-//  4. The Acquire of the refresh must now register a waiter on the lease. Otherwise the holder of the lease publishes
-//     without an announcement.
+//  4. The Acquire of the refresh finds that the lease is taken. The refresh must call Acquire again in mode Wait, which
+//     notes a waiter on the lease. Otherwise the holder of the lease publishes without an announcement.
 func TestCallerJoinsARefreshThatLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared, ctx := memory.New(), t.Context()
@@ -63,13 +63,12 @@ func TestCallerJoinsARefreshThatLost(t *testing.T) {
 	})
 }
 
-// MS HybridCache does not read its memory again inside a flight.
+// A flight must read L1 again, although its caller has just found nothing there.
 //
-//  1. A caller finds nothing in memory.
-//  2. The flight of another caller stores the value and ends.
-//  3. The first caller starts a new flight, which loads again.
-//
-// Here the new flight of the first caller reads L1 again and finds the value, so it does not load.
+//  1. A caller finds nothing in L1.
+//  2. The flight of another caller stores the value in L1 and ends.
+//  3. The first caller starts a new flight.
+//  4. The new flight reads L1, finds the value, and does not load. Without this read, it would load the key again.
 func TestMissAtTheEndOfAFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		loads, ctx := 0, t.Context()

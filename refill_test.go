@@ -214,7 +214,7 @@ func TestAnnouncementBeforeTheReplyToAcquire(t *testing.T) {
 		shared := memory.New()
 		s := newSpy(shared)
 		l := node(t, d.load, refill.Config{TTL: time.Minute, Shared: s})
-		for i := range 40 {
+		for i := range 40 { // lookups that miss, so that the next refill skips the lookup and begins with Acquire
 			get(t, l, fmt.Sprint("rare ", i))
 		}
 		defer behind(t, node(t, d.load, refill.Config{TTL: time.Minute, Shared: shared}), "k")()

@@ -146,14 +146,15 @@ func TestXFetchDrawsOnce(t *testing.T) {
 // beta·delta·−ln(rnd) once per value. delta is the duration of the load, and rnd is a random number from 0 to 1. So
 // P(X ≤ x) = 1 − e^(−x/(beta·delta)). Of n nodes, the node with the largest X refreshes the value. So the head start
 // of that refresh is at most x with probability P(X ≤ x)^n. The measured head starts must follow this formula, and the
-// fleet must load once per TTL. (The published algorithm has no lease and draws at every request, so it loads
-// e^(1/beta) times per TTL.)
+// fleet must load once per TTL. (The published algorithm has no lease and draws at every request. With that algorithm,
+// the fleet would load e^(1/beta) times per TTL.)
 func TestXFetchDistribution(t *testing.T) {
 	const values, beta = 200, 1.0
 	for _, n := range []int{1, 8} {
 		t.Run(fmt.Sprint(n, " nodes"), func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				// A tick of the coarse clock delays each refresh by up to 50 ms, so a load must take much longer than a tick.
+				// L1 takes the time from a clock that is late by up to 50 ms, and so is each refresh. A load takes 1 s, so that
+				// this delay hardly changes the distribution.
 				d := &db{took: time.Second}
 				const ttl = 100 * time.Second
 				nodes := fleet(t, n, d, refill.Config{TTL: ttl, XFetch: beta, Jitter: -1})
@@ -378,8 +379,9 @@ func TestARefreshThatLosesIsNotRepeated(t *testing.T) {
 	})
 }
 
-// A node reads a stale value from the store while another node refreshes the value. Only the first Get of the reading
-// node may call the store. Ten further Gets must not call the store.
+// A node reads a stale value from the store while another node refreshes the value. The first Get on the reading node
+// starts a refresh, which ends because the other node has the lease. Ten further Gets return the stale value of L1.
+// They must not call the store.
 func TestOneTryPerRefreshElsewhere(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}

@@ -99,7 +99,7 @@ func TestAgeCountsFromTheStartOfTheLoad(t *testing.T) {
 		if err != nil || r.Age != 600*ms || r.Remaining != 400*ms {
 			t.Errorf("got %+v, %v, want age 600ms, 400ms left: both count from the start of the load", r, err)
 		}
-		time.Sleep(450 * ms) // the 400 ms that are left, and a tick of the coarse clock
+		time.Sleep(450 * ms) // the 400 ms that are left, and the 50 ms by which the clock of L1 may be late
 		for _, l := range nodes {
 			get(t, l, "k")
 		}
@@ -345,10 +345,9 @@ func TestExpireDoesNotReplaceAPendingInvalidate(t *testing.T) {
 	})
 }
 
-// In FusionCache with SkipDistributedCacheReadWhenStale, a node whose L1 entry is stale loads at once. But another node
-// may have refreshed the value, and only the announcement was lost. Here the node reads the store first and finds the
-// new value. (Laravel avoids this load as well: before it loads, it compares the stored "created" time with the time
-// that it has read before, and does not load if the two differ.)
+// In FusionCache with SkipDistributedCacheReadWhenStale, a node whose L1 entry is stale loads without a look at the
+// shared store. But another node may have refreshed the value, and only the announcement was lost. Here the refresh
+// first asks the store, which returns the new value instead of the lease.
 func TestRefreshReadsTheStoreFirst(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}
@@ -370,8 +369,8 @@ func TestRefreshReadsTheStoreFirst(t *testing.T) {
 
 // With race_condition_ttl of Rails, one process refreshes an expired value. For the length of race_condition_ttl, the
 // other processes get the stale value. Rails reads and writes in two steps, so two processes can both begin the
-// refresh. After the length of race_condition_ttl, all processes load. Here eight nodes call Get at the same moment,
-// once while the value is stale and once after it has expired. Each time only one node loads.
+// refresh. After the length of race_condition_ttl, all processes load. Here eight nodes call Get at the same moment, in
+// one run while the value is stale, and in another run after it has expired. In each run only one node loads.
 func TestOneLoadIfAllNodesRefresh(t *testing.T) {
 	for state, after := range map[string]time.Duration{"stale": 2 * time.Second, "expired": time.Minute} {
 		t.Run(state, func(t *testing.T) {

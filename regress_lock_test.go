@@ -503,8 +503,8 @@ func TestLockAfterAFailedRelease(t *testing.T) {
 	})
 }
 
-// lateRelease is a driver.Locks. If a TryLock finds the lock held, lateRelease calls the function in lost, once, before
-// TryLock returns.
+// lateRelease is a driver.Locks. If lost is set, the next TryLock that finds the lock held clears lost, and calls the
+// function that was in lost before TryLock returns.
 type lateRelease struct {
 	driver.Locks
 	lost atomic.Pointer[func()]

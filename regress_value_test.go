@@ -44,7 +44,7 @@ func TestShortTTLs(t *testing.T) {
 				getTen(1, "at the start")
 				time.Sleep(ttl * 8 / 10)
 				getTen(1, "within TTL")
-				time.Sleep(ttl*2/10 + 50*ms) // until TTL and a tick of the coarse clock of L1 are over
+				time.Sleep(ttl*2/10 + 50*ms) // until TTL is over, and the 50 ms by which the clock of L1 may be late
 				getTen(2, "after TTL")
 			})
 		})
@@ -171,9 +171,9 @@ func TestUnencodableValueIsNotStored(t *testing.T) {
 	})
 }
 
-// In go-redis/cache, Once with SkipLocalCache still reads the local cache. Here a node without L1 reads the store at
-// each Get. So the next Get returns a value that another node has published, even if the announcement of the value is
-// lost.
+// In go-redis/cache, the method Once reads the local cache even if SkipLocalCache is set. Here a node without L1 reads
+// the store at each Get. So the next Get returns a value that another node has published, even if the announcement of
+// the value is lost.
 func TestWithoutL1EveryGetReadsTheStore(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}

@@ -185,8 +185,8 @@ func TestWaitersKeepTheirDeadlines(t *testing.T) {
 }
 
 // In motoki317/sc every Get after a panic in a load hangs. In go-zero and bool64/cache the waiters get nil and no
-// error. The singleflight of x/sync once had these two bugs, and a third bug with Goexit (golang/go#41133, #33519).
-// Here all waiters on two nodes get an error, and the key can be loaded again after the back-off.
+// error. Older versions of x/sync/singleflight had these two bugs and a bug with Goexit (golang/go#41133, #33519). Here
+// all waiters on two nodes get an error, and the key can be loaded again after the back-off.
 func TestPanicReachesAllWaiters(t *testing.T) {
 	for name, end := range map[string]func(){
 		"panic": func() { panic("ouch") }, "panic(nil)": func() { panic(nil) }, "Goexit": runtime.Goexit,
@@ -358,7 +358,8 @@ func TestFailedRefreshBacksOff(t *testing.T) {
 			}
 			time.Sleep(10 * ms)
 		}
-		// The back-off is 1 s. The next load may begin a tick of the coarse clock later.
+		// The back-off is 1 s, which allows 20 loads by two nodes in 10 s. The clock of L1 may be late by up to 50 ms, so
+		// there may be fewer loads.
 		if n := d.loads.Load() - 1; n < 16 || n > 20 {
 			t.Errorf("got %d failed loads in 10s, want 16 to 20: two per ErrorTTL in the fleet", n)
 		}
@@ -379,8 +380,8 @@ func TestErrorsDoNotProlongAValue(t *testing.T) {
 		d.fail(errDown)
 		for time.Since(loaded) < 20*time.Second {
 			for _, l := range nodes {
-				// The value may be served until 6 s after its load. 50 ms more are allowed for a tick of the coarse
-				// clock.
+				// The value may be served until 6 s after its load. 50 ms more are allowed, because the clock of L1 may be late by
+				// this time.
 				if _, err := l.Get(t.Context(), "k"); err == nil && time.Since(loaded) > 6050*ms {
 					t.Fatalf("got a value %v after its load, past TTL + StaleFor", time.Since(loaded))
 				}

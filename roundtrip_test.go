@@ -13,15 +13,16 @@ import (
 	"github.com/refill-go/refill/backend/memory"
 )
 
-// page is a type whose values JSON carries whole.
+// page is a type whose values JSON encodes without a loss.
 type page struct {
 	Title string
 	Parts []string
 	At    time.Time
 }
 
-// The node that loads serves the very value that the load function has returned, and does not decode it. Another node
-// decodes the value from the store.
+// The node that loads serves the very value that the load function has returned, not a decoded copy. It decodes only
+// its first 8 values and every 64th value, to check that the codec can decode what it has encoded. Another node decodes
+// the value from the store.
 func TestTheLoadingNodeKeepsItsValue(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		shared := memory.New()
@@ -47,8 +48,8 @@ func TestTheLoadingNodeKeepsItsValue(t *testing.T) {
 	})
 }
 
-// The codec may leave out a part of the value. So the loading node decodes every value, and serves what other nodes
-// get.
+// The type of the values has an unexported field, which JSON leaves out. So the loading node must decode every value
+// that it has encoded, and serve the decoded value, as other nodes do.
 func TestTheLoadingNodeDecodesATypeThatTheCodecCuts(t *testing.T) {
 	type hidden struct{ Shown, shy int }
 	bubble(t, func(t *testing.T) {
@@ -62,8 +63,8 @@ func TestTheLoadingNodeDecodesATypeThatTheCodecCuts(t *testing.T) {
 	})
 }
 
-// A []byte or a string that was loaded is a small part of a large one. L1 must not keep the large one, and must not see
-// a later change of it.
+// The load function returns a small part of a large []byte. L1 must keep a copy of the part. Otherwise L1 would keep
+// the whole []byte in memory, and a later change of the []byte would change the value in L1.
 func TestTheLoadingNodeCopiesBytes(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		large := []byte(strings.Repeat("x", 100))
@@ -77,8 +78,12 @@ func TestTheLoadingNodeCopiesBytes(t *testing.T) {
 	})
 }
 
-// The codec encodes one value in a way that it cannot decode. The loading node does not notice. Another node finds
-// the bad record. From then on, that node decodes all values that it loads, and returns ErrInvalid for the bad ones.
+// The codec encodes one value in a way that it cannot decode.
+//
+//  1. The loading node stores the bad record. It does not notice, because it decodes only its first 8 values and every
+//     64th value as a check.
+//  2. Another node cannot decode the record. From now on, this node decodes each value that it loads as a check.
+//  3. This node loads the value itself. The check fails, so its caller gets the value together with ErrInvalid.
 func TestAValueThatCannotBeDecodedAgain(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		shared := memory.New()
@@ -86,7 +91,7 @@ func TestAValueThatCannotBeDecodedAgain(t *testing.T) {
 		cfg := refill.Config{TTL: time.Hour, Shared: shared, Codec: codec}
 		load := func(_ context.Context, key string) (*page, error) { return &page{Title: key}, nil }
 		a, b := newNode(t, load, cfg), newNode(t, load, cfg)
-		for i := range 9 { // the first values are decoded
+		for i := range 9 { // node a decodes its first 8 values as a check, but not the next ones
 			if _, err := a.Get(t.Context(), strings.Repeat("k", i+1)); err != nil {
 				t.Fatal(err)
 			}
@@ -95,7 +100,7 @@ func TestAValueThatCannotBeDecodedAgain(t *testing.T) {
 		if got, err := a.Get(t.Context(), "bad"); err != nil || got.Title != "bad" {
 			t.Fatalf("the loading node: got %+v, %v; want the value", got, err)
 		}
-		time.Sleep(2 * time.Second) // the record is older than ErrorTTL
+		time.Sleep(2 * time.Second) // a node leaves a bad record alone until the record is older than ErrorTTL (1 s)
 		if got, err := b.Get(t.Context(), "bad"); !errors.Is(err, refill.ErrInvalid) || got == nil {
 			t.Errorf("another node: got %+v, %v; want the value that it has loaded, and ErrInvalid", got, err)
 		}
@@ -112,8 +117,9 @@ func TestAValueThatCannotBeDecodedAgain(t *testing.T) {
 	})
 }
 
-// Two nodes have codecs of the same name that do not understand each other. Each node gets the same key every 10 ms,
-// for 10 s. A node replaces the record of the other node once per ErrorTTL at most, and both nodes get values.
+// Two nodes have codecs of the same name, but neither codec can decode what the other has encoded. Both nodes call Get
+// of the same key every 10 ms, for 10 s. A node may replace the record of the other node only when the record is older
+// than ErrorTTL (1 s). Both nodes must get values.
 func TestTwoCodecsThatDoNotUnderstandEachOther(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		shared := memory.New()
@@ -141,7 +147,7 @@ func TestTwoCodecsThatDoNotUnderstandEachOther(t *testing.T) {
 	})
 }
 
-// newNode is one node with a load function of any type.
+// newNode makes a node whose values have the type V. The node is closed at the end of the test.
 func newNode[V any](t *testing.T, load func(context.Context, string) (V, error), cfg refill.Config) *refill.Loader[V] {
 	t.Helper()
 	l, err := refill.New("thing", load, cfg)
@@ -152,8 +158,8 @@ func newNode[V any](t *testing.T, load func(context.Context, string) (V, error),
 	return l
 }
 
-// countingCodec is JSON behind a mark. It counts what it decodes. While broken is set, it encodes values that it cannot
-// decode.
+// countingCodec encodes a value as the byte mark and JSON. It counts the values that it decodes. While broken is set,
+// Marshal returns bytes that Unmarshal cannot decode.
 type countingCodec struct {
 	mark    byte
 	decoded atomic.Int64

@@ -96,7 +96,9 @@ func isTimeout(err error) bool {
 // MaxLoads load functions hang beyond LoadTimeout, and MaxLoads more functions hang in all load slots. A further Get
 // must fail with ErrOverloaded within LockTTL. When the functions have returned, Gets must return values again.
 func TestManyKeysThatHang(t *testing.T) {
-	const yield = time.Second // LockTTL: how long a node whose last loads failed slowly waits for other nodes to load
+	// After failed loads of three keys, a node lets other nodes load first: it waits as long as its last failed load took,
+	// but at most LockTTL (1 s by default). So each Get below may take up to 1 s longer.
+	const yield = time.Second
 	for _, slots := range []int{1, 4} {
 		t.Run(fmt.Sprint("MaxLoads ", slots), func(t *testing.T) {
 			bubble(t, func(t *testing.T) {

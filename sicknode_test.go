@@ -179,8 +179,9 @@ func sickPair(t *testing.T) (s *spy, sick, well *refill.Loader[string], dead, al
 	return s, sick, well, dead, alive
 }
 
-// A node is held back after its load has failed. Another node loads the key, and the announcement of the new value is
-// lost. The next Get of the node that is held back must find the value in the store.
+// A node is held back: its load of a key has failed, so it does not load the key for ErrorTTL. Another node loads the
+// key, and the announcement of the new value is lost. The next Get of the node that is held back must find the value in
+// the store.
 func TestANodeHeldBackReadsTheStore(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s, sick, well, dead, _ := sickPair(t)
@@ -197,8 +198,8 @@ func TestANodeHeldBackReadsTheStore(t *testing.T) {
 	})
 }
 
-// A node is held back after its load has failed. While another node loads the key, a Get of the node that is held back
-// must wait for that load, and return its value.
+// A node is held back: its load of a key has failed, so it does not load the key for ErrorTTL. While another node loads
+// the key, a Get of the node that is held back must wait for that load, and return its value.
 func TestANodeHeldBackWaitsForOthers(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		_, sick, well, dead, alive := sickPair(t)
@@ -214,9 +215,10 @@ func TestANodeHeldBackWaitsForOthers(t *testing.T) {
 	})
 }
 
-// A node is held back after its load has failed. A Get on this node waits for a load on another node. The only caller
-// on the other node leaves, so the other node cancels its load and releases the lease without a failure. The node that
-// is held back must then load at once.
+// A node is held back: its load of a key has failed, so it does not load the key for ErrorTTL. Another node then loads
+// the key, and a Get on the node that is held back waits for this load. The only caller on the other node leaves, so
+// the other node cancels its load and releases the lease without a failure. Taking the lease has removed the note of
+// the first failure, so the node that is held back must then load at once.
 func TestANodeHeldBackFindsAReleasedLease(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		_, sick, well, dead, alive := sickPair(t)
@@ -243,8 +245,9 @@ func TestANodeHeldBackFindsAReleasedLease(t *testing.T) {
 	})
 }
 
-// A node is held back after its load has failed, and its database works again. Refresh on this node, Invalidate on
-// either node, and Expire on the other node must each end the back-off of this node.
+// A node is held back: its load of a key has failed, so it does not load the key for ErrorTTL. Its database works
+// again. Refresh on this node, Invalidate on either node, and Expire on the other node must each end the back-off of
+// this node.
 func TestWhatEndsTheBackOffOfOneNode(t *testing.T) {
 	for name, end := range map[string]func(ctx context.Context, sick, well *refill.Loader[string]) error{
 		"refresh": func(ctx context.Context, sick, _ *refill.Loader[string]) error { return sick.Refresh(ctx, "k") },
@@ -280,9 +283,13 @@ func TestWhatEndsTheBackOffOfOneNode(t *testing.T) {
 	}
 }
 
-// Two nodes fail one after the other. A third node, well, invalidates the key, which ends the back-off of the fleet.
-// The announcement of the second failure is late and reaches node well after that. Then one of the two nodes fails
-// again, which is now the first failure in a row. The next Get on node well must load the value.
+// Node well must not obey a back-off that has ended.
+//
+//  1. The loads of a key fail on two nodes, which starts a back-off of the whole fleet. The announcements are late.
+//  2. A third node, well, invalidates the key, which ends the back-off in the store.
+//  3. The late announcements reach node well, so node well remembers the back-off that has ended.
+//  4. The load on one of the two nodes fails again. The failure of one node does not hold the fleet back.
+//  5. A Get on node well asks the store and finds no back-off of the fleet. The Get must load the value.
 func TestABackOffThatIsAnnouncedAfterAnInvalidate(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		shared, dead, alive := memory.New(), &db{err: errNoDatabase}, &db{}
@@ -386,9 +393,9 @@ func TestTheBackOffOfTwoNodesGrows(t *testing.T) {
 	})
 }
 
-// The last three loads of a node were loads of different keys, and failed. Before its next load, this sick node must
-// wait 50 ms before it acquires the lease. If another node begins to load the key within these 50 ms, the sick node
-// must wait for the load of the other node.
+// The last three loads of a node were loads of three different keys, and all failed. This sick node must let other
+// nodes load first: it must wait 50 ms before its next Acquire. If another node begins to load the key within these 50
+// ms, the sick node must wait for the load of the other node.
 func TestASickNodeLetsOthersGoFirst(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		dead, alive := &db{err: errNoDatabase}, &db{took: 200 * ms}

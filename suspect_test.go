@@ -74,10 +74,11 @@ func (w *waits) during(f func()) {
 	}
 }
 
-// Three Loaders share a store, and their L1 has fresh values. The subscriptions break and the store hangs. For half a
-// second, 50 callers of each Loader ask for keys that L1 has, one Get each 10 ms. One more caller of each Loader calls
-// GetMany each 10 ms. The time in which at least one caller waits may be one StoreTimeout (250 ms) in all. The test
-// runs two such outages, one after the other. Each outage may cost one StoreTimeout.
+// Three Loaders share a store, and their L1 has fresh values. The subscriptions break and the store hangs. Without a
+// subscription, a Get asks the store before it may answer from L1, until a first call of the store has timed out. For
+// half a second, 50 callers of each Loader ask for keys that L1 has, one Get each 10 ms. One more caller of each Loader
+// calls GetMany each 10 ms. The time in which at least one caller waits may be one StoreTimeout (250 ms) in all. The
+// test runs two such outages, one after the other. Each outage may cost one StoreTimeout.
 func TestFreshValuesWaitOnceForADeadStore(t *testing.T) {
 	const loaders, callers = 3, 50
 	bubble(t, func(t *testing.T) {
@@ -161,8 +162,9 @@ func TestOneCallerWaitsOnceForADeadStore(t *testing.T) {
 	})
 }
 
-// The store hangs while L1 has stale values. The first caller waits for StoreTimeout. Later callers must get the stale
-// values at once. Background refreshes must then load the new values without the store.
+// The store hangs and the subscription is down, while L1 has stale values. The first Get asks the store and waits for
+// StoreTimeout. After this time-out, later Gets must return the stale values at once. Background refreshes must then
+// load the new values without the store.
 func TestStaleValuesWaitOnceForADeadStore(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{}

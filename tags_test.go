@@ -62,9 +62,9 @@ func TestInvalidateTag(t *testing.T) {
 	}
 }
 
-// A load begins before an InvalidateTag and ends after it. No node may store the value of that load as fresh. No later
-// Get may join the flight of that load. The tags of a value are known only after its load, so refill compares the start
-// of the load with the moment of the InvalidateTag.
+// A load begins before an InvalidateTag and ends after it. The tags of a value are known only after its load, so refill
+// then compares the start of the load with the moment of the InvalidateTag. No node may serve the value of that load as
+// fresh. A Get after the InvalidateTag may wait for that load, but must then load again and return the new value.
 func TestInvalidateTagDuringALoad(t *testing.T) {
 	for _, here := range []bool{true, false} {
 		t.Run(fmt.Sprint("on the same node ", here), func(t *testing.T) {
@@ -171,7 +171,7 @@ func TestEveryValueIsTagged(t *testing.T) {
 				d := &db{}
 				cfg := refill.Config{TTL: time.Hour, StaleFor: time.Hour, LocalTTL: 10 * time.Second, Tags: []string{"all"}}
 				s, l, peer := tagPair(t, d, cfg)
-				cfg.Tags[0] = "changed by the caller"
+				cfg.Tags[0] = "changed by the caller" // has no effect, because New must have copied the tags
 				keys := []string{"red:1", "blue:2", "all:3"}
 				for _, key := range keys {
 					get(t, l, key)
@@ -418,7 +418,9 @@ func TestEnsureTagsThatFails(t *testing.T) {
 	})
 }
 
-// A load takes 9 s, and sets a tag that has no state in the store yet. The value of the load must be valid.
+// A load takes 9 s, and sets a tag that has no state in the store yet. After the load, EnsureTags creates the state,
+// with a moment of invalidation in the past. This moment must lie before the start of the load, so that the value is
+// valid.
 func TestSlowLoadOfANewTag(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 9 * time.Second}
@@ -676,7 +678,7 @@ func TestLostTagStateRevivesNothing(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		lost.Store(true)                // as if the store had evicted the tag state
-		other := node(t, d.tagged, cfg) // a new node, which has not ensured the tag in the last 10 s
+		other := node(t, d.tagged, cfg) // a node without an L1, so each Get reads the state of the tag
 		get(t, other, "red:2")          // creates a new tag state
 		if v := get(t, other, "red:1"); v != "red:1 v1" {
 			t.Errorf("got %q, want \"red:1 v1\": the invalid value is valid again", v)

@@ -15,8 +15,9 @@ import (
 
 // This file tests tag states that the store has lost, and slow reads of tag states.
 
-// The store restarts and loses all tag states. Three seconds later four nodes ask for one key with a tag. The fleet
-// must load the key once.
+// The store restarts and loses all tag states. Three seconds later four nodes ask for one key with a tag. The first
+// publication creates a new tag state, in which its value must be valid for all nodes. So the fleet must load the key
+// once.
 func TestTagsAfterARestart(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
@@ -50,7 +51,8 @@ func TestTagsAfterARestart(t *testing.T) {
 	})
 }
 
-// The store loses the state of a tag while L1 is off. 100 Gets of a value with that tag must cause one load.
+// The store loses the state of a tag while L1 is off, so each Get reads the tag state. The first of 100 Gets of a value
+// with that tag loads, and its publication creates a new tag state. For the other Gets the value must be valid.
 func TestALostTagStateWithoutL1(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		d := &db{took: 10 * ms}
@@ -177,7 +179,8 @@ func TestAGetCompletesAPendingInvalidateTag(t *testing.T) {
 }
 
 // 20 Gets ask for 20 fresh values with one tag, a millisecond apart. A call of Tags takes 100, 150 or 200 ms, which is
-// less than StoreTimeout (250 ms). The Gets must not load.
+// less than StoreTimeout (250 ms). The first Get makes a call of Tags. The other Gets wait for its end, and then share
+// a second call. They wait for up to 400 ms in all, which must not count as a time-out. So the Gets must not load.
 func TestSharedCallsAboutTags(t *testing.T) {
 	for _, took := range []time.Duration{100 * ms, 150 * ms, 200 * ms} {
 		t.Run(took.String(), func(t *testing.T) {

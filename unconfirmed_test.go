@@ -191,8 +191,8 @@ func TestAnUnconfirmedValueDuringAnOutage(t *testing.T) {
 	}
 }
 
-// An unconfirmed value is invalidated on this node or on another node. The value must not be served any longer,
-// although its load began later than the load of the record in the store.
+// A node serves an unconfirmed value instead of an older record of the store. But if the unconfirmed value is
+// invalidated, on this node or on another node, the value must not be served any longer.
 func TestAnUnconfirmedValueIsInvalidated(t *testing.T) {
 	for name, invalidate := range map[string]func(ctx context.Context, l, peer *refill.Loader[string]) error{
 		"here":      func(ctx context.Context, l, _ *refill.Loader[string]) error { return l.Invalidate(ctx, "k") },

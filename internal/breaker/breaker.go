@@ -24,12 +24,12 @@ var ErrOpen = errors.New("refill: the circuit breaker is open: the store did not
 // probe is answered. The probes run on a goroutine of their own, so no caller waits for them.
 //
 // A failure that came within a tenth of the time-out does not count, because such a failure cost little time, and its
-// server may still answer reads. Examples are the errors of a full server and of a replica. Renewals, invalidations and
-// the subscription bypass the breaker, because the Loader repeats them at intervals. Before the first try of an
-// invalidation, the Loader asks Err.
+// server may still answer reads. For example, a full server or a read-only replica refuses writes at once. Renewals,
+// invalidations and the subscription bypass the breaker, because the Loader repeats them at intervals. Before the first
+// try of an invalidation, the Loader asks Err, so that its caller does not wait for a store that does not answer.
 //
-// Each Loader has its own Breaker. A Breaker keeps its state in memory, because it must not depend on the store that
-// it guards. The Breakers of one store share what health.go describes.
+// Each Loader has its own Breaker. A Breaker keeps its state in memory, because it must not depend on the store that it
+// guards. The Breakers of one store share the suspicion that Suspect describes.
 type Breaker struct {
 	driver.Store
 	health   *health
@@ -38,14 +38,14 @@ type Breaker struct {
 	onClosed func()
 
 	failed  atomic.Int32  // slow failures in a row
-	open    atomic.Bool   // set under mu, so that only one probe runs; cleared by that probe on an answer
+	open    atomic.Bool   // set under mu, so that only one probe runs; cleared by that probe when the store answers
 	recheck chan struct{} // holds one request to probe now
 
-	mu     sync.Mutex // guards closed and the start of a probe
-	closed bool
+	mu     sync.Mutex      // guards closed and the start of a probe
+	closed bool            // Close was called
 	ctx    context.Context // of the probes
 	stop   context.CancelFunc
-	probes sync.WaitGroup // probes, and the calls that UnlessSuspect has left behind
+	probes sync.WaitGroup // probes, and the calls of UnlessSuspect
 }
 
 // New returns a Breaker around s that lets all calls through. When the Breaker opens, it calls onOpen with the last
@@ -89,7 +89,8 @@ func (b *Breaker) trip(key string, err error) {
 	})
 }
 
-// probe asks the store at intervals until the store answers. Then it closes the breaker.
+// probe asks the store at intervals until the store answers. Then probe closes the breaker, so that it lets calls
+// through again.
 func (b *Breaker) probe(key string) {
 	timer := time.NewTimer(probeEvery)
 	defer timer.Stop()

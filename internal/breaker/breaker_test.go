@@ -19,7 +19,7 @@ const timeout = 250 * time.Millisecond
 
 var errStore = errors.New("store error")
 
-// store is a driver.Store. While broken is set, its steps fail after took.
+// store is a driver.Store. While broken is set, the calls that go through the breaker fail after the time took.
 type store struct {
 	driver.Store
 	took   time.Duration
@@ -160,7 +160,7 @@ func TestProbeClosesTheBreaker(t *testing.T) {
 		for range openAfter {
 			_, _ = w.Acquire(ctx, driver.AcquireRequest{Key: "thing:k"})
 		}
-		w.store.probed() // drops the probe that the suspicion has made
+		w.store.probed() // forgets the probe that began with the first failure, when the store became suspect
 		time.Sleep(3 * probeEvery)
 		synctest.Wait()
 		if probed := w.store.probed(); !w.Open() || !slices.Equal(probed, []string{"thing:k", "thing:k"}) {
@@ -203,7 +203,7 @@ func TestLargeValueDoesNotKeepTheBreakerOpen(t *testing.T) {
 func TestProbeAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, ctx := newWorld(t, timeout), t.Context()
-		w.Probe() // a Probe of a closed breaker has no effect after the breaker has opened
+		w.Probe() // before the breaker opens: must not cause a probe when the breaker has opened
 		for range openAfter {
 			_, _ = w.Get(ctx, "thing:k")
 		}
@@ -247,13 +247,14 @@ func TestWhatDoesNotOpenTheBreaker(t *testing.T) {
 	})
 }
 
-// sharedError is the error of a call that the store has sent together with others.
+// sharedError is the error of a call that the store has sent together with other calls, see Breaker.first.
 type sharedError struct{ counts bool }
 
 func (e *sharedError) Error() string  { return "the pipeline failed" }
 func (e *sharedError) First(any) bool { return e.counts }
 
-// A slow failure must count only if First says so, and must not make the store suspect otherwise.
+// The errors of some slow failures have a method First. A failure for which First returns true must count. A failure
+// for which First returns false must not count, and must not make the store suspect.
 func TestFailureOfManyCallsCountsOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newWorld(t, timeout).Breaker
@@ -375,7 +376,8 @@ func TestUnlessSuspect(t *testing.T) {
 	})
 }
 
-// Two breakers share a store. Once must return true only for the first breaker that says a thing, until Reset.
+// Two breakers share a store. Once must return true only for the first breaker that calls Once with a value, until
+// Reset is called with this value.
 func TestOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, timeout)
@@ -390,7 +392,8 @@ func TestOnce(t *testing.T) {
 	})
 }
 
-// A store whose type cannot be compared cannot be a key of shared.health. A breaker of the store must work and close.
+// Go cannot compare values of this Store type, so the store cannot be a key of the map shared.health. A breaker of the
+// store must work nevertheless, and Close must return.
 func TestStoreThatCannotBeCompared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &store{Store: memory.New(), took: timeout}

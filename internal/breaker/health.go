@@ -18,7 +18,8 @@ import (
 // ErrSuspect is returned by UnlessSuspect while the store is suspect.
 var ErrSuspect = errors.New("refill: the store is suspect: its last call was not answered in time")
 
-// health is what is known about one store. The first Breaker of the store makes it, and the last Close ends it.
+// health is what the Breakers of one store share. The first Breaker of the store makes the health, and the Close of the
+// last Breaker ends it.
 type health struct {
 	store    driver.Store // the key in shared.health; a store that cannot be a map key is wrapped anew for each Breaker
 	breakers int          // guarded by shared.mu
@@ -35,7 +36,7 @@ type health struct {
 	ended bool          // the last Breaker has closed, so no probe may start
 	begun chan struct{} // closed while the store is suspect
 	over  chan struct{} // closed when the suspicion ends
-	said  map[any]bool  // true for what Once has been called with since its last Reset
+	said  map[any]bool  // the values that Once was called with, and that Reset was not called with since then
 }
 
 // shared holds the health of every store that has a Breaker in this process.
@@ -182,9 +183,9 @@ func UnlessSuspect[T any](b *Breaker, suspect <-chan struct{}, call func() (T, e
 // maxSaid bounds the memory of Once.
 const maxSaid = 64
 
-// Once returns true for the first call with a value of what, counted over all Breakers of the store in this process.
-// what stands for a message of the log. So the log has one line if ten Loaders of one store notice the same.
-// Reset(what) makes the next Once(what) true again.
+// Once reports whether this is the first call of Once with the value what, counted over all Breakers of the store in
+// this process. what identifies a log message. If ten Loaders of one store notice the same outage, only one of them
+// gets true, and logs the message. After Reset(what), the next Once(what) returns true again.
 func (b *Breaker) Once(what any) bool {
 	h := b.health
 	h.mu.Lock()
@@ -193,13 +194,13 @@ func (b *Breaker) Once(what any) bool {
 		return false
 	}
 	if len(h.said) >= maxSaid {
-		clear(h.said) // so some messages are logged twice
+		clear(h.said) // so some messages may be logged twice
 	}
 	h.said[what] = true
 	return true
 }
 
-// Reset forgets what. It reports whether Once was called with what since the last Reset of what.
+// Reset makes the next Once(what) return true. Reset reports whether Once(what) was called since the last Reset(what).
 func (b *Breaker) Reset(what any) bool {
 	h := b.health
 	h.mu.Lock()

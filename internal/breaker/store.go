@@ -34,9 +34,10 @@ func call[T any](b *Breaker, key string, f func() (T, error)) (T, error) {
 	return v, err
 }
 
-// first reports whether err tells b of a failure that b has not counted yet. A store may send many calls together, and
-// then they all fail together. The error of such a call has a method First, which returns true once for all of them,
-// and false for a call that the store has not sent. An error without this method stands for a failure of its own.
+// first reports whether err tells b of a failure that b has not counted yet. A store may send many calls together in
+// one exchange, and all these calls fail if the exchange fails. The error of such a call has a method First. For each
+// exchange, First(b) returns true when it is called for the first time, and then false. For a call that the store has
+// not sent, First returns false. An error without this method stands for a failure of its own.
 func (b *Breaker) first(err error) bool {
 	var shared interface{ First(who any) bool }
 	return !errors.As(err, &shared) || shared.First(b)
@@ -87,8 +88,8 @@ func callErr(b *Breaker, key string, f func() error) error {
 	return err
 }
 
-// first returns the key that the probe asks for, after a call with many keys has failed. If the call is about tags,
-// that key is a tag, see ask.
+// first returns the key that the probe is to ask about, after a call with many keys has failed. If the call is about
+// tags, the result is a tag. ask may use a tag in place of a key, because ask reads the state of a tag in any case.
 func first(keys []string) string {
 	if len(keys) == 0 {
 		return ""

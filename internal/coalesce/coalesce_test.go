@@ -102,7 +102,8 @@ func TestAllCallersGetTheError(t *testing.T) {
 	})
 }
 
-// All callers leave while their call waits for its turn. Wait must return only when that call has ended.
+// A call runs, and a second call waits for its end. All callers of the second call leave. Wait must return only when
+// the second call has ended.
 func TestWaitForACallWithoutCallers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &server{took: time.Second}

@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// Alarm calls a function for each value that was added and not removed, some time after it was added. Values that are
-// added at nearly the same time share a timer. Create an Alarm with NewAlarm.
+// Alarm calls a function for each value when a fixed time has passed since the Add of the value, unless the value was
+// removed before. Values that are added at nearly the same time share a timer. Create an Alarm with NewAlarm.
 type Alarm[T comparable] struct {
 	after time.Duration
 	ring  func(T)
 
 	mu     sync.Mutex // guards newest, and the values of all cohorts
-	newest *Cohort[T] // nil before the first Add, and when all timers have fired
+	newest *Cohort[T] // the cohort that Add adds to until it is full; nil if its timer has fired, and before the first Add
 }
 
 // Cohort has the values that were added within after/shares, and that were not removed.
@@ -22,8 +22,8 @@ type Cohort[T comparable] struct {
 	values map[T]struct{} // nil when the timer has fired
 }
 
-// NewAlarm returns an Alarm. It calls ring when a value was added as long ago as after, or up to 1/32 earlier. Calls of
-// ring for different values may overlap.
+// NewAlarm returns an Alarm that calls ring for each value, when the time after has passed since the Add of the value,
+// or up to 1/32 of that time earlier. Calls of ring for different values may overlap.
 func NewAlarm[T comparable](after time.Duration, ring func(T)) *Alarm[T] {
 	return &Alarm[T]{after: after, ring: ring}
 }

@@ -1,6 +1,6 @@
 // Package deadline has time-outs and alarms that share their timers. A call of the store needs a context for its
-// time-out, and a lease needs a renewal after some time. Nearly every call and lease ends long before. So one timer per
-// call and lease would nearly always be started and stopped in vain.
+// time-out, and a lease needs a renewal after some time. Nearly every call ends long before its time-out, and nearly
+// every lease long before its renewal. So a timer for each of them would nearly always be started and stopped in vain.
 package deadline
 
 import (
@@ -9,8 +9,9 @@ import (
 	"time"
 )
 
-// shares is how many timers a Timeout or Alarm that is always busy starts in the time of one time-out. All that share a
-// timer end together, when the time of the first one is over. So a time-out may be shorter by one part in shares.
+// shares is how many timers a Timeout or Alarm that is always busy starts in the time of one time-out. The contexts or
+// values that share a timer end together, when the time of the oldest one is over. So the time of a context or value
+// can be shorter by up to 1/shares.
 const shares = 32
 
 // Timeout makes contexts that end after the same time. Create it with New.
@@ -19,7 +20,7 @@ type Timeout struct {
 	current atomic.Pointer[group]
 }
 
-// group is what the contexts have that were made within length/shares.
+// group is shared by the contexts that were made within length/shares. These contexts end together.
 type group struct {
 	end  time.Time
 	full time.Time     // later contexts belong to the next group
@@ -29,8 +30,9 @@ type group struct {
 // New returns a Timeout of the given length.
 func New(length time.Duration) *Timeout { return &Timeout{length: length} }
 
-// Context returns a context with the values of values. It ends with context.DeadlineExceeded after the length of t, or
-// up to 1/32 earlier. It does not end with values. It needs no cancel function.
+// Context returns a context that has the values of the context values, but does not end with it. The new context ends
+// with context.DeadlineExceeded after the length of t, or up to 1/32 of that length earlier. The new context needs no
+// cancel function.
 func (t *Timeout) Context(values context.Context) context.Context {
 	now, g := time.Now(), t.current.Load()
 	if g == nil || !now.Before(g.full) {
@@ -39,7 +41,8 @@ func (t *Timeout) Context(values context.Context) context.Context {
 	return &deadlineCtx{values, g}
 }
 
-// replace makes the next group. If another goroutine has made one since old was read, replace returns that group.
+// replace makes the next group, and returns it. If another goroutine has made a group since old was read, replace
+// returns that group instead.
 func (t *Timeout) replace(old *group, now time.Time) *group {
 	next := &group{end: now.Add(t.length), full: now.Add(t.length / shares), done: make(chan struct{})}
 	if !t.current.CompareAndSwap(old, next) {
@@ -49,7 +52,7 @@ func (t *Timeout) replace(old *group, now time.Time) *group {
 	return next
 }
 
-// deadlineCtx is a context of a group.
+// deadlineCtx is a context that Timeout.Context has returned.
 type deadlineCtx struct {
 	context.Context // for the values
 	group           *group

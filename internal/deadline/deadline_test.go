@@ -32,7 +32,8 @@ func TestContextEndsAtItsDeadline(t *testing.T) {
 	})
 }
 
-// Contexts that are made at nearly the same time share a timer. A later context never ends before 31/32 of its time.
+// Contexts that are made at nearly the same time share a timer, and end together. No context may end before 31/32 of
+// its time is over.
 func TestContextsShareTimers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		timeouts := New(320 * time.Millisecond)

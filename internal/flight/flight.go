@@ -1,8 +1,9 @@
 // Package flight lets many callers of one key share one call. Callers join a flight, wait and leave. The call delivers
 // an answer, and the flight ends. The package does not know what the call does.
 //
-// This package has four abilities that golang.org/x/sync/singleflight lacks. A caller can leave alone. The context
-// ends when the last caller has left. A call can answer early and go on. A group can be closed.
+// This package can do four things that golang.org/x/sync/singleflight cannot. One caller can leave while the others
+// wait. The context of the call ends when the last caller has left. A call can answer early and go on. A group can be
+// closed.
 package flight
 
 import (
@@ -25,12 +26,13 @@ var (
 // Flight is the one call for a key that callers share. A is the type of the answer, and M is the type of a message
 // about the key.
 //
-// The leader owns a flight. It may pass the flight on to another goroutine, which then is the owner. The owner calls
-// End once. Only the owner calls a method of the flight, unless the comment of the method names another caller.
+// The leader owns a flight. The leader may pass the flight on to another goroutine, which then is the owner. The owner
+// calls End exactly once. Only the owner may call the methods of the flight, except those whose comment allows other
+// callers.
 type Flight[A, M any] struct {
 	group   *Group[A, M]
 	key     string
-	refresh bool // started by a Refresh: this flight does not answer with a stored value
+	refresh bool // the leader joined with Refresh, so this flight does not answer with a stored value
 
 	// values has the values of the leader's context and never ends. ctx ends when the last caller has left.
 	values context.Context
@@ -47,26 +49,26 @@ type Flight[A, M any] struct {
 
 	latest atomic.Pointer[M] // see Latest; Notify sets it, and DrainInbox clears it
 
-	timer *time.Timer // delivers the answer of DeliverAfter, unless another answer comes first; nil = not called
+	timer *time.Timer // set by DeliverAfter: delivers the answer after the delay, unless another answer comes first
 
 	// Guarded by group.mu.
 	waiters    int  // callers that have joined and not left
 	insisting  int  // how many of the waiters joined with Final
 	late       bool // MarkLate was called
 	background bool // the flight goes on without waiters
-	hurried    bool // an urgent caller has joined
+	hurried    bool // an urgent caller has joined, see Group.Join
 
 	// Each of these is made when it is first needed. Most flights need none.
 	eased  chan struct{} // gets a signal when the flight may have become Unawaited; guarded by group.mu
 	inbox  chan M        // messages about the key; a full inbox drops messages, because they are hints
 	urgent chan struct{} // closed when an urgent caller has joined; guarded by group.mu
 
-	sibling *Flight[A, M] // the next flight in group.listening; guarded by group.mu
+	sibling *Flight[A, M] // the next flight of this key in group.listening, or nil; guarded by group.mu
 }
 
-// Context returns the context of the call, with the values of the leader's context. It ends when the last caller has
-// left, at the end of the flight, and by Close or Abort. In the background, the flight and its Context go on without
-// callers until Close.
+// Context returns the context of the call, with the values of the leader's context. The context ends when the last
+// caller has left, at the end of the flight, and by Abort. If the flight goes on in the background, the context does
+// not end with the last caller. Then Close ends the context, as soon as no caller waits.
 func (f *Flight[A, M]) Context() context.Context { return f.ctx }
 
 // Values returns a context that has the values of Context and never ends. It is for work after the callers have left.
@@ -139,10 +141,10 @@ func (f *Flight[A, M]) delivered() bool {
 	}
 }
 
-// Leave is called once by each Waiter and Latecomer, and by each Leader that did not join with Background. want is what
-// the caller joined with. When the last caller leaves a flight that is not in the background, Leave cancels the flight
-// and keeps later callers from joining it, in one act. Otherwise a later caller could join a flight that is already
-// cancelled. The later caller would then get a cancellation although it has time left.
+// Leave is called exactly once by each Waiter and Latecomer, and by each Leader that did not join with Background. want
+// is what the caller joined with. When the last caller leaves a flight that is not in the background, Leave cancels the
+// flight. Leave holds the mutex of the group meanwhile, and keeps later callers from joining the flight. Otherwise a
+// later caller could join the cancelled flight, and would get a cancellation although its own ctx has not ended.
 func (f *Flight[A, M]) Leave(want Want) {
 	g := f.group
 	g.mu.Lock()
@@ -177,7 +179,8 @@ func (f *Flight[A, M]) MarkLate() {
 	f.late = true
 }
 
-// Forget keeps later callers from joining this flight. The flight goes on for the callers that have joined.
+// Forget keeps later callers from joining this flight. The flight goes on for the callers that have joined. Any caller
+// of the flight may call Forget.
 func (f *Flight[A, M]) Forget() {
 	f.group.mu.Lock()
 	defer f.group.mu.Unlock()
@@ -196,7 +199,8 @@ func (f *Flight[A, M]) ContinueInBackground() bool {
 	return true
 }
 
-// Unawaited reports whether the flight runs in the background and no caller waits for its answer.
+// Unawaited reports whether the flight runs in the background and no caller waits for its answer. A caller that joined
+// with Final counts as waiting until it leaves. Any other caller no longer counts after an answer was delivered.
 func (f *Flight[A, M]) Unawaited() bool {
 	f.group.mu.Lock()
 	defer f.group.mu.Unlock()
@@ -239,7 +243,7 @@ func (f *Flight[A, M]) Listen() {
 // Inbox returns the channel that receives the messages about the key. It is nil before Listen.
 func (f *Flight[A, M]) Inbox() <-chan M { return f.inbox }
 
-// Urgent returns a channel that is closed once an urgent caller has joined.
+// Urgent returns a channel that is closed when an urgent caller joins, see [Group.Join], or has joined already.
 func (f *Flight[A, M]) Urgent() <-chan struct{} {
 	f.group.mu.Lock()
 	defer f.group.mu.Unlock()
@@ -252,8 +256,9 @@ func (f *Flight[A, M]) Urgent() <-chan struct{} {
 	return f.urgent
 }
 
-// Latest returns the last message about the key that came while callers could join this flight, or after Listen. Latest
-// returns nil if no message has come since the start of the flight or since DrainInbox.
+// Latest returns the last message of Notify about the key that came while callers could join this flight, or after
+// Listen. Latest returns nil if no such message has come since the start of the flight or since DrainInbox. Any caller
+// of the flight may call Latest.
 func (f *Flight[A, M]) Latest() *M { return f.latest.Load() }
 
 func (f *Flight[A, M]) setLatest(m M) { f.latest.Store(&m) }

@@ -192,7 +192,7 @@ func TestDeliverAfter(t *testing.T) {
 func TestMessages(t *testing.T) {
 	g := newGroup()
 	f := join(t, g, Answer, Leader)
-	g.Notify("k", 0) // dropped: there is no inbox yet
+	g.Notify("k", 0) // reaches no inbox, because Listen was not called yet
 	f.Listen()
 	f.Listen()
 	g.Forget("k")
@@ -219,8 +219,8 @@ func TestMessages(t *testing.T) {
 	}
 }
 
-// Four flights of one key get messages: one that can be joined, and three that were forgotten. They end in any order. A
-// message reaches all flights that have not ended.
+// Four flights of one key have an inbox. Forget was called for each of them, so the next Join started the next flight.
+// The test ends the flights in different orders. A message must reach all flights that have not ended.
 func TestMessagesOfManyFlights(t *testing.T) {
 	for _, order := range [][]int{{0, 1, 2, 3}, {3, 2, 1, 0}, {1, 3, 0, 2}, {2, 0, 3, 1}} {
 		g := newGroup()

@@ -20,7 +20,7 @@ type Group[A, M any] struct {
 
 	mu        sync.Mutex                 // guards all below, and the fields of a Flight that name it
 	byKey     map[string]*Flight[A, M]   // the flight that can be joined
-	listening map[string]*Flight[A, M]   // flights with an inbox, linked by sibling, including forgotten flights
+	listening map[string]*Flight[A, M]   // flights with an inbox, linked by sibling; some can no longer be joined
 	running   map[*Flight[A, M]]struct{} // flights that have not ended
 }
 
@@ -72,8 +72,8 @@ const (
 	Observer
 )
 
-// Admit counts a caller that is going to wait, until the caller calls Depart. It returns ErrFull if too many callers
-// wait already. An exempt caller is always admitted.
+// Admit counts a caller that is going to wait, until the caller calls Depart. If the number of counted callers has
+// reached maxWaiters, Admit returns ErrFull and does not count the caller. An exempt caller is counted in any case.
 func (g *Group[A, M]) Admit(exempt bool) error {
 	for {
 		n := g.waiting.Load()
@@ -91,8 +91,8 @@ func (g *Group[A, M]) Depart() { g.waiting.Add(-1) }
 
 // Join joins the flight of key, or starts one if there is none. A caller that wants an Answer or Final does not join a
 // flight that was started for a Refresh, because that flight does not answer with a stored value. Join starts another
-// flight for this caller. That flight takes the place of the first one for later callers. If urgent is set, the call of
-// the flight learns of it through [Flight.Urgent].
+// flight for this caller, and later callers join that other flight. urgent says that the call must not wait in a queue
+// while this caller waits for the call. The call learns of that through [Flight.Urgent].
 func (g *Group[A, M]) Join(
 	ctx context.Context, key string, want Want, urgent bool,
 ) (f *Flight[A, M], role Role, err error) {
@@ -167,8 +167,8 @@ func (g *Group[A, M]) ForgetAll() {
 	clear(g.byKey)
 }
 
-// Notify puts a message into the inbox of every flight of key, including forgotten flights. A flight that callers can
-// join notes the message for Latest, even if the flight has no inbox.
+// Notify puts a message into the inbox of every flight of key, including flights that can no longer be joined. A flight
+// that callers can join notes the message for Latest, even if the flight has no inbox.
 func (g *Group[A, M]) Notify(key string, m M) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -225,7 +225,7 @@ func (g *Group[A, M]) Close() {
 // Closed reports whether Close was called.
 func (g *Group[A, M]) Closed() bool { return g.closed.Load() }
 
-// Done is closed after Close, when no flight runs any more.
+// Done returns a channel that is closed after Close, when no flight runs any more.
 func (g *Group[A, M]) Done() <-chan struct{} { return g.done }
 
 // Abort ends the context of every flight.

@@ -41,10 +41,10 @@ type item[W comparable] struct {
 	until time.Time // after this moment, the work is no longer needed
 }
 
-// New returns an empty Queue. try does the work. done gets nil after try succeeded. It gets the error of the last try
-// if the work is no longer needed, and [ErrFull] if the queue has no room. If work is added for a key that has
-// pending work, merge combines the pending and the added work. merge runs under a mutex. try and done run without a
-// mutex.
+// New returns an empty Queue. try does the work. done is called when a piece of work leaves the Queue, or does not fit
+// into the Queue. The error that done gets is nil after try has succeeded, the error of the last try if the work is no
+// longer needed, and [ErrFull] if the Queue has no room. If work is added for a key that has pending work, merge
+// combines the pending and the added work. merge runs under a mutex. try and done run without a mutex.
 func New[K, W comparable](
 	try func(context.Context, K, W) error, done func(K, W, error), merge func(old, new W) W,
 ) *Queue[K, W] {
@@ -146,7 +146,7 @@ func (q *Queue[K, W]) tryAll() bool {
 	q.mu.Unlock()
 	for key, i := range tries {
 		if !q.isPending(key, i) {
-			continue // TryNow has done it, or the work has changed
+			continue // TryNow has done the work meanwhile, or Add has changed the work
 		}
 		err := q.try(q.ctx, key, i.work)
 		if err != nil && !time.Now().After(i.until) {
@@ -168,7 +168,8 @@ func (q *Queue[K, W]) isPending(key K, i item[W]) bool {
 	return q.pending[key] == i
 }
 
-// remove drops work that is done, unless work was added for the key meanwhile. It reports whether it dropped the work.
+// remove drops work that is done, unless Add has changed the work of the key meanwhile. remove reports whether it has
+// dropped the work.
 func (q *Queue[K, W]) remove(key K, i item[W]) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -63,7 +63,8 @@ func TestWorkIsRepeatedUntilItSucceeds(t *testing.T) {
 		}
 		time.Sleep(pause)
 		synctest.Wait()
-		if tried, done := s.lists(); len(tried) != 1 || done != nil { // the first failure ends the round
+		// After the first try has failed, the queue does not try the other key until the next pause is over.
+		if tried, done := s.lists(); len(tried) != 1 || done != nil {
 			t.Errorf("first round: tried %v, done %v", tried, done)
 		}
 		s.down.Store(false)

@@ -30,13 +30,13 @@ func New(slots int) *Loads {
 // Load is one call of a load function. Its fields are guarded by Loads.mu.
 type Load struct {
 	keys     []string
-	free     func()      // gives the load slot back; nil once it was given back
+	free     func()      // gives the load slot back; nil after Outlive has given the slot back
 	outlived bool        // the function still ran at its time-out
-	apart    bool        // among Loads.apart
+	apart    bool        // this call is counted in Loads.apart
 	timer    *time.Timer // fires at the time-out of a call whose callers have left earlier
 }
 
-// Begin counts a call. free gives the load slot of the call back, and is called exactly once.
+// Begin counts a call. free gives the load slot of the call back. Outlive or End calls free, exactly once.
 func (r *Loads) Begin(free func(), keys ...string) *Load {
 	c := &Load{keys: keys, free: free}
 	r.mu.Lock()
@@ -67,7 +67,7 @@ func (r *Loads) remove(c *Load) (free func()) {
 	}
 	if c.apart {
 		if r.freed == r.slots {
-			r.full = nil // this channel is closed; Stuck makes another one
+			r.full = nil // this channel, if there is one, is closed; the next Stuck makes another one
 		}
 		r.apart--
 		r.freed--

@@ -25,7 +25,7 @@ type link struct {
 	last   time.Duration // the latest news.due of all announcements so far
 	mem    *memory.Store // the store to which the link is connected; nil while the link is down
 	cut    func()        // ends the subscription of mem
-	more   chan struct{} // wakes pump up; holds one signal
+	more   chan struct{} // wakes pump after an announcement was queued; holds one signal
 	quit   chan struct{} // closed by stop, ends pump
 	done   chan struct{} // closed when pump has ended
 }
@@ -95,6 +95,10 @@ func (l *link) connect() {
 
 // receive handles the announcement a of the store from. It queues the announcement for the node, unless the link is
 // down or connected to another store, or a fault loses the announcement.
+//
+// Before that, receive hides from the node what a real store would not announce. It removes the suffix that
+// server.inner has added to a tag. It drops the announcement of a simulated eviction. It replaces the announcement of a
+// value that the full store did not keep by Released.
 func (l *link) receive(from *memory.Store, a driver.Announcement) {
 	switch a.Kind {
 	case driver.TagInvalidated, driver.TagExpired:

@@ -90,7 +90,8 @@ func (w *world) checkAge(g *get) {
 	if g.noStale && stale(g.outcome) {
 		w.violate("G5", "NoStale, but %s", show(g))
 	}
-	// Before the moment published, a caller may have waited for the load b of the value.
+	// b is the load of the value. A Get that began before the moment published may have waited for b, and may get the
+	// value at any age.
 	b := w.db.loads[g.value.Load]
 	published := b.end + 4*w.storeTimeout() + tick
 	if w.any(b.begin, g.end, anyNode, anyKey, callFaults...) || w.any(b.begin, g.end, anyNode, anyKey, newsFaults...) {

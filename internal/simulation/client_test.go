@@ -21,7 +21,7 @@ type get struct {
 	leave      time.Duration // when the ctx ends, perhaps after the call; 0 = never
 	cancel     bool          // the ctx ends by a cancellation, not by a deadline
 	outcome    refill.Outcome
-	noStale    bool // the call has set GetOptions.NoStale
+	noStale    bool // GetOptions.NoStale was set for the call
 	value      value
 	has        bool // the call returned a value or an absence, which is in value
 	err        error

@@ -87,8 +87,10 @@ func (w *world) disturbed(a, b *load) bool {
 // another node may load.
 func (w *world) outlived(a *load, at time.Duration) bool { return at >= a.begin+w.cfg.LoadTimeout }
 
-// firstUse reports whether a tag of the value of load a may have been used for the first time during the load, on
-// another node. EnsureTags then makes values invalid whose load began a second before the earliest load of that node.
+// firstUse reports whether the value of load a may be invalid from the beginning, in this way: 1. Load a begins. 2.
+// Another node publishes the first value with a tag that the value of a will have. 3. EnsureTags of that node makes
+// values of the tag invalid if their load began more than a second before the earliest load of that node. This is
+// possible only if load a takes longer than a second.
 func (w *world) firstUse(a *load) bool {
 	return len(w.allTags(a.key)) > 0 && a.end-a.begin > time.Second-tick
 }

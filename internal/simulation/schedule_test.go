@@ -68,7 +68,7 @@ type window struct {
 	fault     fault
 	node, key int // anyNode = all nodes, anyKey = all keys
 	from, to  time.Duration
-	share     float64 // the part of the calls that the fault hits, if it hits only some calls
+	share     float64 // the part of the calls that the fault hits; only for faults that hit "some calls"
 }
 
 func (w window) String() string {

@@ -22,7 +22,7 @@ type world struct {
 	server *server
 	db     *database
 	node   [nodes]atomic.Pointer[life]
-	tasks  sync.WaitGroup // of the functions that later runs
+	tasks  sync.WaitGroup // of the goroutines that the method later has started
 
 	// tagLost is set if the schedule evicts a tag state. After an eviction, EnsureTags may revive the value of a load that
 	// was running when the tag was invalidated (see driver.Store). So the checker then ignores invalidations by tag.
