@@ -32,7 +32,7 @@ func (r *refill[V]) acquire() next {
 	case announced != nil:
 		return r.onAnnouncement(*announced)
 	}
-	r.flight.DrainInbox() // the store's reply will be newer than these announcements
+	r.flight.DrainInbox() // drops old announcements: the coming reply of the store is newer
 	return r.acquireWith(free)
 }
 
@@ -130,10 +130,12 @@ func (l *Loader[V]) refreshSkipped(e *entry[V], key string, pause time.Duration)
 	l.emit(Event{Kind: EventRefreshSkipped, Key: key})
 }
 
-// slotToAcquireAtOnce returns a load slot if this refill should acquire without a read. Otherwise it returns nil. A
-// refill that has seen a record must read the store first. The reason: Acquire grants the lease if the store still
-// holds the record that was seen, even if that record is fresh. A refill whose key has a stand-in in L1 reads first as
-// well, because such a read does not wait for a suspect store.
+// slotToAcquireAtOnce returns a load slot if this refill should acquire without a read: the recent reads of this Loader
+// mostly found no record, and a slot is free. Otherwise it returns nil. A refill that has seen a record must read the
+// store first. The reason: Acquire grants the lease if the store still holds the record that was seen, even if that
+// record is fresh. A refill whose key has a stand-in (an entry of L1 that can answer in place of the store) reads first
+// as well, because such a read does not wait for a suspect store. The remaining conditions exclude refreshes, GetMany,
+// bulk loads, and nodes that must not load at once.
 func (r *refill[V]) slotToAcquireAtOnce(standIn *entry[V]) (free func()) {
 	if r.seen != "" || r.mode != driver.Wait || r.many != nil || r.loadKey == nil || !r.missRate.high() ||
 		standIn != nil || r.failing.sick() || r.heldBack() != nil {
@@ -169,8 +171,9 @@ func (r *refill[V]) waitForOthers(err *LoadError) next {
 	case a.State == driver.Held:
 		return next{step: stepWait, acquisition: a}
 	case (a.Failure == "" || err.fleet) && !errors.Is(err, errOutlived):
-		// The reply Free says that the store holds no back-off of the fleet. If there is no note either, an Invalidate or
-		// another fill has ended the back-off of this node.
+		// The reply is Free, so the store holds no back-off of the fleet, and at most the note of a first failure
+		// (a.Failure). If a back-off of the fleet holds this node back, or if there is no note, then that back-off has
+		// ended, for instance by an Invalidate or another fill. So this node forgets the back-off, and may load.
 		r.backoffs.forget(r.key)
 		return next{step: stepAcquire}
 	}
@@ -200,9 +203,9 @@ func (r *refill[V]) noteEarlier(failure string) {
 }
 
 // yield makes a node whose last loads failed wait once, before it asks for a lease. If other nodes need the key as
-// well, one of them then has the lease, and this node waits for that node's load. yield waits as long as the last
-// failed load of this node took, at most LockTTL: another such load would keep the lease from the other nodes for as
-// long. If an announcement about the key comes meanwhile, yield returns it.
+// well, one of them takes the lease meanwhile, and this node then waits for that node's load. yield waits as long as
+// the last failed load of this node took, at most LockTTL, because a further failed load would keep the lease from the
+// other nodes for as long. If an announcement about the key comes meanwhile, yield returns it.
 func (r *refill[V]) yield() *driver.Announcement {
 	if r.yielded || !r.failing.sick() {
 		return nil

@@ -29,7 +29,7 @@ func (r *refill[V]) loadError(err error, panicked bool, t terms) *LoadError {
 
 // failing counts the loads of this node that failed in a row. Several failed loads of one key count as one.
 type failing struct {
-	any, full atomic.Bool  // any: n > 0; full: n == sickAfter; written with n, and read without mu
+	any, full atomic.Bool  // any: n > 0; full: n == sickAfter; written with n under mu, read without mu
 	last      atomic.Int64 // how long the last failed load took
 
 	mu   sync.Mutex        // guards the next two
@@ -72,7 +72,7 @@ type wireError struct {
 	Panic    bool   `json:"panic,omitempty"`
 	Timeout  bool   `json:"timeout,omitempty"`
 	Fleet    bool   `json:"fleet,omitempty"`
-	Failures int    `json:"failures"` // in a row
+	Failures int    `json:"failures"` // how many loads of the key have failed in a row
 	BackOff  int64  `json:"back_off"` // ms; 0 = none
 }
 
@@ -106,7 +106,7 @@ func (e *LoadError) wire() string {
 	return string(b)
 }
 
-// loadErrorOf returns the LoadError that a node left in the store or announced. If this node has made the error and its
+// loadErrorOf returns the LoadError that a node left in the store or announced. If the load failed on this node and its
 // back-off still lasts, loadErrorOf returns the original error. left is the rest of the back-off by the store's count;
 // 0 = unknown.
 func (l *Loader[V]) loadErrorOf(key, wire string, left time.Duration) *LoadError {

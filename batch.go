@@ -22,7 +22,7 @@ type batch[V any] struct {
 
 	ready  chan struct{} // closed when the batch has a load slot, or needs none
 	unused chan struct{} // closed when all entries have left: the batch needs no slot
-	urgent chan struct{} // closed when an entry must not wait for a slot, see flight.Flight.Urgent
+	urgent chan struct{} // closed by hurry: the batch must not wait for a slot
 
 	mu       sync.Mutex      // guards all fields below, and left of each entry
 	open     bool            // refills can enter
@@ -30,7 +30,7 @@ type batch[V any] struct {
 	pending  int             // entries that have neither left nor asked
 	asked    []*batchEntry[V]
 	running  bool               // the call has begun, or all entries have left
-	awaited  int                // while the batch runs: asked entries whose flight still waits
+	awaited  int                // while the call runs: entries that have not given up, see giveUp
 	cancel   context.CancelFunc // of the ctx of the call; nil before the call begins
 	isUrgent bool               // urgent is closed
 	queues   bool               // queueForSlot runs or has run
@@ -161,8 +161,8 @@ func (b *batch[V]) slotAcquired(free func()) {
 	close(b.ready)
 }
 
-// hurry lets the batch go on without a load slot. It is called for an urgent caller, see nesting: the load that this
-// caller runs inside of may hold the last slot.
+// hurry lets the batch go on without a load slot. It is called for an urgent caller (see nesting), which runs inside of
+// another load. That other load may hold the last slot, so the batch and that load would wait for each other.
 func (b *batch[V]) hurry() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -179,11 +179,11 @@ func (e *batchEntry[V]) limit(ctx context.Context) (context.Context, context.Can
 	return e.ctx, func() { e.end(nil) }
 }
 
-// load asks the batch for the key of the entry, and returns the result of the call. limit was called before.
+// load asks the batch for the key of the entry, and returns the result of the call. The caller must have called limit.
 func (e *batchEntry[V]) load() loaded[V] {
 	b := e.batch
 	b.mu.Lock()
-	if e.left { // the refill ended before this goroutine began
+	if e.left { // the ctx of the load had ended, so takeOver has ended the refill, and the entry has left
 		b.mu.Unlock()
 		return loaded[V]{err: context.Cause(e.ctx)}
 	}
@@ -229,7 +229,8 @@ func (b *batch[V]) run(entries []*batchEntry[V]) {
 		keys[i], storeKeys[i] = e.key, e.fill.key
 		fill.parts[e.key] = e.fill
 	}
-	// This ctx does not end with the first entry. giveUp cancels it when all entries have given up.
+	// ctx has the values of the first entry's ctx, but does not end with it. giveUp cancels ctx when all entries have
+	// given up.
 	ctx := context.WithValue(context.WithoutCancel(first.ctx), fillKey{}, fill)
 	ctx, cancel := context.WithTimeoutCause(ctx, b.l.cfg.LoadTimeout, errLoadTimeout)
 	defer cancel()

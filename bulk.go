@@ -162,7 +162,7 @@ func (l *Loader[V]) getAtOnce(
 	m := newManyKeys(l, ctx)
 	joined := make([]membership[V], 0, len(keys))
 	waited := 0
-	defer func() { // even if OnEvent panics
+	defer func() { // deferred, because OnEvent may panic
 		m.complete()
 		for _, j := range joined[waited:] {
 			if j.role != flight.None && j.role != flight.Observer {
@@ -242,15 +242,15 @@ type manyKeys[V any] struct {
 	batch *batch[V] // the bulk load that the keys share, if there is a bulk load function
 
 	// Only the goroutine of the GetMany writes the next three fields. Others read refills only after closed is closed.
-	refills  []*refill[V] // the refills that need the read
-	admitted bool         // the GetMany counts as one waiting caller, whatever its number of keys
+	refills  []*refill[V] // the refills that will use the shared read
+	admitted bool         // the GetMany has been counted among MaxWaiters, as one caller
 	isClosed bool         // complete was called
 
 	closed  chan struct{}            // closed when no further refill is added
 	reading atomic.Bool              // a refill has begun the shared read
 	done    chan struct{}            // closed when found and err can be read
 	found   map[*refill[V]]*snapshot // what the shared read has found
-	err     error                    // of a lot that failed before its time-out; for all refills that are not in found
+	err     error                    // of a lot (see read) that failed before its time-out; for all refills not in found
 }
 
 func newManyKeys[V any](l *Loader[V], ctx context.Context) *manyKeys[V] {

@@ -137,9 +137,9 @@ func (l *Loader[V]) putL1(e *entry[V], record []byte) {
 // this refill. 2. Another fill publishes a newer record, and L1 learns of it: this node puts the newer record into L1,
 // or handles its announcement (replace). 3. The reply of the store arrives, and the older record goes into L1. Then L1
 // would serve the older record until LocalTTL is over. So a fresh entry of a later load stays in L1. If a fill of
-// another record was announced during the call, the entry counts as superseded. onAnnouncement first notes the
-// announcement in the flight, and then looks into L1. keepInL1 takes these two steps in the opposite order, so one of
-// the two finds out.
+// another record was announced during the call, the entry counts as superseded. This also works if the announcement is
+// handled at the same moment: onAnnouncement first notes the announcement in the flight, and then looks into L1.
+// keepInL1 first writes to L1, and then looks into the flight. So at least one of the two sees what the other has done.
 func (r *refill[V]) keepInL1(e *entry[V], record []byte) {
 	if own := r.l1.Get(r.key); own != nil && own.Data.life.began > e.Data.life.began && r.l1.Valid(own) &&
 		inL1(own, r.now()) <= refreshDue {
@@ -151,10 +151,10 @@ func (r *refill[V]) keepInL1(e *entry[V], record []byte) {
 	}
 }
 
-// encode returns the record of a loaded value, and the entry for L1. The entry has the value as it was loaded. If the
-// codec may leave out a part of the value, the entry has the value that other nodes decode from the record. If the
-// value must not be stored, or if encode returns an error, there is no record, and the entry has the value as it was
-// loaded.
+// encode returns the record of a loaded value, and the entry for L1. Normally the entry has the value as it was loaded.
+// But if the codec may leave out a part of the value, the entry has the value that other nodes decode from the record.
+// If the value must not be stored, or if encode returns an error, there is no record, and the entry has the value as it
+// was loaded.
 func (r *refill[V]) encode(token string, began time.Time, v loaded[V]) (*entry[V], []byte, error) {
 	rec := driver.Record{
 		Token: token, LoadBegan: began, LoadTook: v.took, Kind: r.kind, Validator: v.terms.validator,
@@ -225,7 +225,7 @@ func (l *Loader[V]) tagsOf(t terms) []string {
 
 // decode returns the entry of a record of the store. It returns nil if there is no record, if the record does not
 // belong to this Loader, or if its value cannot be decoded. All these cases are a miss. In the last case, storedAt says
-// when the record was stored, as the store counts time.
+// when the record was stored, by the store's clock.
 func (l *Loader[V]) decode(key string, record []byte, epoch l1.Epoch) (e *entry[V], storedAt time.Time) {
 	if record == nil {
 		return nil, time.Time{}
@@ -244,7 +244,7 @@ func (l *Loader[V]) decode(key string, record []byte, epoch l1.Epoch) (e *entry[
 // undecodable is the error of a record of this Loader whose value the codec cannot decode.
 type undecodable struct {
 	cause    error
-	storedAt time.Time // about: the end of the load
+	storedAt time.Time // about when the record was stored: the end of the load
 }
 
 func (u *undecodable) Error() string { return "decoding the value: " + u.cause.Error() }

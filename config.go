@@ -72,7 +72,7 @@ type Config struct {
 	// LoadTimeout bounds a load. When LoadTimeout is over, the ctx of the load is cancelled, and the callers get a
 	// *LoadError with Timeout set. If the load function goes on, it no longer counts among MaxLoads. This process does
 	// not load the key again until that function has returned. Other nodes can load the key. Default 10 s. The time
-	// begins with the call of the load function, also if keys waited for the call, see BulkWindow.
+	// counts from the call of the load function. If keys wait for that call (see BulkWindow), the wait does not count.
 	LoadTimeout time.Duration
 
 	// ErrorTTL is the back-off after a failed load. The cause may be the node itself. So after the first failure of a
@@ -109,9 +109,10 @@ type Config struct {
 	// functions run beside MaxLoads other loads, callers that need a further load get ErrOverloaded as well. Default
 	// 64. Negative: no limit.
 	//
-	// MaxLoads also holds for a Get inside of a load of another Loader. There is one exception: if loads of this Loader
-	// Get keys of that other Loader as well, two queues could wait for each other. If no place is free, the Get then
-	// loads beyond MaxLoads. The same holds for a Get inside of a load of this Loader itself.
+	// MaxLoads also holds for a Get that a load of another Loader makes. There is one exception: if loads of this
+	// Loader Get keys of that other Loader as well, loads of the two Loaders could wait for each other's places for
+	// ever. So if no place is free, such a Get loads beyond MaxLoads. The same holds for a Get that a load of this
+	// Loader itself makes.
 	MaxLoads int
 
 	// BulkWindow is for Loaders made by NewBulk. A Get that has to load waits for BulkWindow, so that other Gets can add
@@ -139,11 +140,11 @@ type Config struct {
 	Shared driver.Store
 
 	// Codec turns values into bytes and back. Default: JSON. If V is []byte or string, the default stores the bytes
-	// unchanged. The node that has loaded a value keeps the value as the load function returned it. If the codec may
-	// leave out a part of a value of type V (unexported fields, fields with the tag "-") or may decode the part as
-	// another type (interfaces), the node keeps the decoded value. So that part is missing on all nodes alike. The first
-	// values and a sample of the others are decoded once as a check. If that fails, Get returns the value and an error
-	// that wraps [ErrInvalid]. The module refill/codec has CBOR and compression.
+	// unchanged. Normally, the node that has loaded a value keeps the value as the load function returned it. But if
+	// the codec may leave out a part of a value of type V (unexported fields, fields with the tag "-") or may decode
+	// the part as another type (interfaces), the node keeps the decoded value. So that part is missing on all nodes
+	// alike. The first values and a sample of the others are decoded once as a check. If that fails, Get returns the
+	// value and an error that wraps [ErrInvalid]. The module refill/codec has CBOR and compression.
 	Codec Codec
 
 	// The Loader calls OnEvent for every Event, from many goroutines at once: callers, flights and the subscription.

@@ -120,7 +120,7 @@ func (l *Loader[V]) log(e Event) {
 			text = "refill: store down: no announcements can be received"
 		}
 	case EventStoreUp:
-		if l.store.Reset(l.topic("down")) { // not when the subscription begins
+		if l.store.Reset(l.topic("down")) { // false at the first Subscribed: no outage was logged before
 			level, text = slog.LevelInfo, "refill: store up: announcements can be received again"
 		}
 	case EventBreakerOpen:

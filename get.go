@@ -244,8 +244,8 @@ func (l *Loader[V]) refreshInBackground(ctx context.Context, e *entry[V], q requ
 	default:
 		q.want, q.urgent = flight.Background, false
 		if first && l.cfg.SoftTimeout == 0 {
-			// No caller waits, so Try is enough. A later refresh uses Wait, which also takes over a lease without an
-			// end.
+			// No caller waits, so the cheaper mode Try is enough. A later refresh uses Wait, because Wait also takes
+			// over a lease that has no end.
 			q.mode = driver.Try
 		}
 		// The only error of join is ErrClosed, and a closed Loader need not refresh.
@@ -334,10 +334,11 @@ func (l *Loader[V]) wait(ctx context.Context, m membership[V]) *answer[V] {
 }
 
 // outdated reports whether the answer of a flight is too old for this caller. The danger: 1. The flight reads the store
-// or begins its load. 2. An invalidation returns. 3. A caller joins the flight as a Latecomer. So a Latecomer takes a
-// stored answer only if L1 would serve that answer now. A Latecomer takes no value that the store has refused
-// (rejected), because an invalidation may have come during its load. A caller that asks again takes both kinds of
-// answers, because its flight began after its Get began.
+// or begins its load. 2. An invalidation returns. 3. A caller joins the flight as a Latecomer. A Latecomer is a caller
+// that joins after the flight has answered or has begun its load. So a Latecomer takes a stored answer only if L1 would
+// serve that answer now. A Latecomer takes no value that the store has refused (rejected), because an invalidation may
+// have come during its load. A caller that asks again takes both kinds of answers, because its flight began after its
+// Get began.
 func (l *Loader[V]) outdated(m membership[V], a *answer[V]) bool {
 	e := a.entry
 	switch {
@@ -353,7 +354,7 @@ func (l *Loader[V]) outdated(m membership[V], a *answer[V]) bool {
 		return false
 	case a.withoutStore:
 		return !l.l1.NotInvalidated(e)
-	case otherFilled(m.flight, e): // e may have left L1 before, so that replace did not find it
+	case otherFilled(m.flight, e): // e had left L1 before the announcement, so replace did not find e
 		return true
 	}
 	now := l.now()

@@ -102,10 +102,10 @@ func (r *refill[V]) loadSlot(
 	}
 }
 
-// loadCall is one call of the load function. The goroutine that owns the refill makes the call. It loses the refill if
-// the ctx of the call ends first: at LoadTimeout, when the last caller has left, or at Close. Then takeOver owns the
-// refill, on another goroutine, and the load function may still run. So a function that ignores its ctx harms only this
-// refill.
+// loadCall is one call of the load function. The goroutine that owns the refill makes the call. That goroutine loses
+// the refill if the ctx of the call ends before the function returns: at LoadTimeout, when the last caller has left, or
+// at Close. Then takeOver owns the refill, on another goroutine, and the load function may still run. So a function
+// that ignores its ctx harms only this refill.
 type loadCall[V any] struct {
 	*refill[V]
 	fill   Fill
@@ -119,7 +119,7 @@ type loadCall[V any] struct {
 
 // The states of a load. The change from loadRuns decides which goroutine owns the refill from then on.
 const (
-	noLoad    int32 = iota // a refill loads once at most
+	noLoad    int32 = iota // no load has begun; a refill loads once at most
 	loadRuns               // the load function runs
 	loadEnded              // the load function has ended, and its goroutine still owns the refill
 	loadTaken              // takeOver owns the refill
@@ -190,7 +190,8 @@ func (c *loadCall[V]) takeOver() {
 	c.steps(c.ended(loaded[V]{err: context.Cause(c.ctx)}))
 }
 
-// ended goes on with the refill when its load has ended, for the refill at least.
+// ended goes on with the refill after its load. v is the result. If takeOver calls ended, the load has ended only for
+// the refill, and the load function may still run.
 func (c *loadCall[V]) ended(v loaded[V]) next {
 	if v.failed() && errors.Is(context.Cause(c.ctx), errLoadTimeout) {
 		v.err = errLoadTimeout

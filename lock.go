@@ -26,7 +26,7 @@ type lease struct {
 	timeout time.Duration                                // of one renewal
 	renew   func(context.Context) (mine bool, err error) // asks the store; mine: the lease still belongs to this process
 
-	granted time.Time                 // the first value of until
+	granted time.Time                 // the end of the lease as granted, to which until points at first
 	until   atomic.Pointer[time.Time] // confirmed end of the lease; after newLease, only keep changes until
 
 	mu      sync.Mutex // guards the next two, and the call of prepare by startRenewal
@@ -127,7 +127,7 @@ func (l *lease) end() {
 	l.mu.Lock()
 	l.ended = true
 	l.mu.Unlock()
-	if l.renewed { // it no longer changes
+	if l.renewed { // read without mu: renewed no longer changes, because ended is set
 		l.stop()
 		<-l.stopped
 	}

@@ -52,10 +52,10 @@ func (r *refill[V]) standIn(e *entry[V]) *entry[V] {
 	return e
 }
 
-// lookUpUnlessSuspect is lookUp for a key that has a stand-in in L1. The store is suspect from a call that was not
-// answered in time until the next answer. While the store is suspect, the callers of the key get the stand-in at once.
-// So when a store dies, the callers of such keys wait for one StoreTimeout, not for one each. If the stand-in is stale,
-// the refill then goes on as a refresh in the background.
+// lookUpUnlessSuspect is lookUp for a key that has a stand-in in L1. A call that the store does not answer in time
+// makes the store suspect, and the next answer of the store ends the suspicion. While the store is suspect, the callers
+// of the key get the stand-in at once. So when a store dies, the callers of such keys wait for one StoreTimeout, not
+// for one each. If the stand-in is stale, the refill then goes on as a refresh in the background.
 func (r *refill[V]) lookUpUnlessSuspect(standIn *entry[V]) next {
 	s, err := r.readUnlessSuspect(!r.l1.Valid(standIn))
 	switch {
@@ -75,8 +75,9 @@ func (r *refill[V]) lookUpUnlessSuspect(standIn *entry[V]) next {
 // readUnlessSuspect is read, but returns breaker.ErrSuspect if the store is suspect. If mayLeave is set,
 // readUnlessSuspect also returns ErrSuspect as soon as the store becomes suspect during the read. For that, the read
 // runs on another goroutine, which can be left behind. The goroutine costs as much as the read itself. So a refill sets
-// mayLeave only if the stand-in is not valid in L1, above all while the subscription is down: then each Get of the key
-// reads the store. While the subscription works, L1 answers without a read until LocalTTL is over.
+// mayLeave only if the stand-in is not valid in L1. That is so above all while the subscription is down: each Get of
+// the key then reads the store, so all callers would wait for a dead store. While the subscription works, such reads
+// are rare, because L1 answers without a read until LocalTTL is over.
 func (r *refill[V]) readUnlessSuspect(mayLeave bool) (s snapshot, err error) {
 	suspect := r.store.Suspect()
 	switch {

@@ -42,7 +42,7 @@ func (r *refill[V]) afterLoad(a *acquisition, lease *lease, v loaded[V]) next {
 		r.emit(Event{Kind: EventLeaseLost, Key: r.key})
 	}
 	if len(r.endSlots) == cap(r.endSlots) {
-		lease.keepFor(maxSpan) // the publication may have to queue for an end slot
+		lease.keepFor(maxSpan) // starts the renewals now: the publication may have to wait for a free end slot
 	} else {
 		lease.keepFor(publishCalls * r.cfg.StoreTimeout)
 	}
@@ -53,12 +53,12 @@ func (r *refill[V]) afterLoad(a *acquisition, lease *lease, v loaded[V]) next {
 	return next{step: stepDone}
 }
 
-// publishCalls is how many StoreTimeouts a publication may take: one for a call about tags that is in progress, one for
-// the next call about tags, and one for Publish.
+// publishCalls is how many StoreTimeouts a publication may take: one or two for its tags, and one for Publish. Refills
+// share their calls of EnsureTags. So a publication may wait for such a call in progress, and then for its own.
 const publishCalls = 3
 
-// renew renews leases in one call of the store. renewed has the tokens whose lease was certainly renewed, also beside
-// an error.
+// renew renews leases in one call of the store. renewed[token] is true if the lease of that token was certainly
+// renewed, even if renew returns an error.
 func (l *Loader[V]) renew(leases []driver.Lease) (renewed map[string]bool, err error) {
 	ctx, cancel := context.WithTimeout(l.shared, l.cfg.StoreTimeout)
 	defer cancel()
@@ -216,17 +216,18 @@ func (r *refill[V]) releaseNow(ctx context.Context, token string) {
 	}
 }
 
-// endCall returns a ctx for the call that ends a fill, bounded by StoreTimeout. The caller calls done after the call.
-// These calls have slots of their own (endSlots), so they do not queue behind reads. A bulk load ends with hundreds of
-// such calls at once. Without slots, these calls would spend their StoreTimeout in a queue for a connection.
+// endCall returns a ctx for the call that ends a fill, bounded by StoreTimeout. After the call, the caller frees the
+// returned slot. These calls have slots of their own (endSlots), so they do not queue behind reads. A bulk load ends
+// with hundreds of such calls at once. Without slots, these calls would spend their StoreTimeout in a queue for a
+// connection.
 func (r *refill[V]) endCall() (context.Context, storeSlot) {
 	r.endSlots <- struct{}{}
 	return r.timeouts.Context(r.flight.Values()), r.endSlots
 }
 
-// storeCall returns a ctx for one call of the store, bounded by StoreTimeout. The caller calls done after the call. The
-// ctx does not end with the flight. The reason: if the store grants a lease while the last caller leaves, the refill
-// must still get the reply, so that it can give the lease back.
+// storeCall returns a ctx for one call of the store, bounded by StoreTimeout. After the call, the caller frees the
+// returned slot, which may be nil. The ctx does not end with the flight. The reason: if the store grants a lease while
+// the last caller leaves, the refill must still get the reply, so that it can give the lease back.
 //
 // Refills share a limited number of store slots, and storeCall waits for a slot before StoreTimeout begins. Otherwise a
 // refill could spend its StoreTimeout in a queue for a connection, and the store would seem not to answer. A refill
@@ -249,7 +250,8 @@ func (r *refill[V]) storeCallUnless(suspect <-chan struct{}) (context.Context, s
 	return r.timeouts.Context(r.flight.Values()), slot
 }
 
-// storeSlot is a place among the calls of the store that run at once, or nil.
+// storeSlot is a channel that holds one element per running call of the store, and so limits their number. A call
+// without a place has a nil storeSlot: its flight was cancelled, or the store became suspect.
 type storeSlot chan struct{}
 
 func (s storeSlot) free() {

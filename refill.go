@@ -93,7 +93,7 @@ func (l *Loader[V]) newRefill(f *flightOf[V], q request[V]) *refill[V] {
 // start launches the whole refill, and the leader can leave at its deadline.
 func (l *Loader[V]) start(ctx context.Context, f *flightOf[V], q request[V]) {
 	r, n := l.newRefill(f, q), next{step: stepBegin}
-	defer func() { // even if OnEvent panics, because other callers may have joined the flight
+	defer func() { // deferred, because OnEvent may panic, and other callers may have joined the flight
 		if r.slotHeld {
 			r.slotHeld = false
 			<-l.storeSlots
@@ -201,7 +201,9 @@ func (r *refill[V]) begin() next {
 }
 
 // askL1 chooses the first step by the entry of L1, which may be nil. If the value of the entry is due for a refresh or
-// older, the refill need not read the store, because Acquire compares the stored record with the entry anyway.
+// older, the refill need not read the store, because Acquire compares the stored record with the entry anyway. If the
+// value is fresh, but the entry may be outdated (LocalTTL is over, or a newer value was announced), the refill reads
+// the store, which probably has a fresh value.
 func (r *refill[V]) askL1(e *entry[V]) next {
 	if e == nil || !r.l1.Valid(e) {
 		return next{step: stepLookUp}
@@ -261,8 +263,8 @@ func (r *refill[V]) read() (s snapshot, err error) {
 // would load again after a load that took longer than TTL. If any other record is stale, it is delivered at once or
 // after SoftTimeout, and the flight goes on as a refresh.
 //
-// For a record with tags, serve also reads the states of the tags. The leader of the flight must not be kept that long,
-// so serve leaves the record to a launched goroutine (stepServe).
+// For a record with tags, serve also reads the states of the tags. The goroutine of the leader must not wait for this
+// second read. So on that goroutine, serve leaves the record to the goroutine of the flight (stepServe).
 //
 // If an invalidation of the key has failed on this node since this refill began, the record may be older than the
 // invalidation. The refill then begins again, so that it first repeats the invalidation.

@@ -50,7 +50,7 @@ func (l *Loader[V]) invalidateTags(ctx context.Context, tags []string, expire bo
 		return err
 	}
 	full := l.fullTags(tags)
-	err := l.store.Err() // an open breaker: the store does not answer
+	err := l.store.Err() // not nil while the breaker is open
 	if err == nil {
 		err = l.storeInvalidateTags(ctx, full, expire)
 	}

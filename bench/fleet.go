@@ -191,8 +191,8 @@ func mostAtOnce(spans []span) (most int) {
 //
 // Commands counts the commands of clients and the commands that scripts call, because commandstats of Redis (7.0)
 // counts both alike. Commands does not count commands that only set up a connection. Reads is how often a server read
-// from a socket, which is once per command or pipeline. So Reads is the number of trips, including the trips that set
-// up connections.
+// from a socket, which is once per command or pipeline. So Reads is the number of round trips, including those that set
+// up connections. Moved is how often a server of a Cluster replied MOVED.
 type serverStats struct {
 	Commands, Reads, Connections, Moved int64
 	In, Out                             int64 // bytes received and sent by the servers

@@ -76,7 +76,8 @@ func TestAHitInRedisIsOneGet(t *testing.T) {
 }
 
 // A miss of a key that no other caller requests costs two scripts. A Loader that does not expect misses also sends a
-// GET before these scripts. After 89 further misses the Loader expects misses, and sends no GET.
+// GET before these scripts. A Loader expects misses if most of its recent refills were misses. The test makes 89
+// further misses, which is more than enough. After that the Loader must send no GET.
 func TestALoneMiss(t *testing.T) {
 	r, _, _ := refillRig(t, peers.Settings{})
 	keys := names(511)

@@ -16,7 +16,7 @@ import (
 
 const (
 	l1Keys  = 10_000
-	l1Room  = 4 * l1Keys // four times as many, because the shards of some caches do not fill evenly
+	l1Room  = 4 * l1Keys // room for four times as many, because the shards of some caches do not fill evenly
 	l1Chunk = 100 * time.Millisecond
 	l1Batch = 256 // Gets between two readings of the clock
 
@@ -24,7 +24,8 @@ const (
 	heapRoom    = heapEntries * 5 / 4
 )
 
-// l1Per is the yardstick. Each round has one chunk of each subject, by turns, so a ratio is the median of the rounds.
+// l1Per names the subject that all others are compared with. In each round the subjects run one after the other, one
+// chunk each, so each round gives a ratio. The table shows the median of these ratios.
 var l1Per = []string{"ristretto"}
 
 // A drawing is a random sequence of keys, drawn before the measurement. So the choice of a key adds only an array

@@ -29,7 +29,7 @@ import (
 
 // bench is one run of the program.
 type bench struct {
-	rounds int            // samples per figure, or five times as many in turns; a table shows their median
+	rounds int            // samples per figure (times turnChunks in suites with turns); a table shows the median
 	length time.Duration  // of each run with traffic
 	only   *regexp.Regexp // the subjects to measure
 	tables *regexp.Regexp // the tables to make, in the suites l2, miss, stampede and scale

@@ -178,7 +178,8 @@ func (n *node) startMoment() (time.Time, error) {
 	return time.UnixMicro(int64(binary.BigEndian.Uint64(at[:]))), nil
 }
 
-// work starts the callers, and waits until all callers have ended, but no longer than 25 s after the end of the run.
+// work starts the callers, and waits until all callers have ended, but no longer than 25 s after the end of the run: 20
+// s after that end the ctx of all Gets ends, and 5 s more are for Gets that ignore their ctx.
 func (n *node) work(ctx context.Context) {
 	ctx, cancel := context.WithDeadline(ctx, n.start.Add(n.For+20*time.Second))
 	defer cancel()

@@ -72,8 +72,8 @@ func (t *Table) Median(subject, column string) float64 {
 	return (s[(len(s)-1)/2] + s[len(s)/2]) / 2
 }
 
-// ratio returns the median of the ratios to the subject per of each round or turn. A slow phase of the machine affects
-// both figures of a ratio alike.
+// ratio divides the figure of subject by the figure of per, for each round or turn, and returns the median of these
+// ratios. A slow phase of the machine affects both figures of a ratio alike.
 func (t *Table) ratio(subject, column, per string) float64 {
 	of, to := t.row(subject), t.row(per)
 	if of == nil || to == nil {

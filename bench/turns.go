@@ -23,7 +23,7 @@ type turns struct {
 	size     int           // Gets per chunk
 }
 
-// What the suites use. A chunk takes some 0.1 to 0.4 s.
+// The values of turns.chunks and turns.size in the suites. A chunk takes some 0.1 to 0.4 s.
 const (
 	turnChunks = 5
 	turnSize   = 4_000

@@ -12,7 +12,7 @@ import (
 func wait(ctx context.Context, b *bench) error {
 	j := job{
 		TTL: time.Minute, Way: relay, Callers: 1, Every: 30 * time.Millisecond, For: b.length,
-		Load: 20 * time.Millisecond, Spread: 100 * time.Millisecond, // a load ends at any moment between two polls
+		Load: 20 * time.Millisecond, Spread: 100 * time.Millisecond, // so a load ends at any moment between two polls
 	}
 	j.Keys = max(1, int(j.For/j.Every))
 	t := &Table{Name: "wait", Title: fmt.Sprintf("Process A begins to load a new key every %v, for %v to %v each; %v "+

@@ -83,8 +83,8 @@ func newClock(short time.Duration, pass func(time.Duration)) clock {
 	return clock{short, pass}
 }
 
-// runOut waits until a lease of length short must have ended, and reports whether over becomes true. A server that
-// ends its leases late gets up to two more times short.
+// runOut waits until a lease of length short must have ended, and reports whether over becomes true. A server that ends
+// its leases late gets up to 2 × short in addition.
 func (c clock) runOut(over func() bool) bool {
 	c.pass(c.short)
 	for range 20 {

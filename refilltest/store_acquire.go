@@ -256,7 +256,7 @@ func acquireChangedBeforeHeld(s *stores) {
 	}
 	req.Mode = driver.Try
 	if r := s.acquire(s.B, req); r.State != driver.Changed || string(r.Record) != string(v1) {
-		s.wantHeld(r, "a#2") // Try may compare the lease first
+		s.wantHeld(r, "a#2") // in mode Try, the store may look at the lease before the record
 	}
 	s.lose(s.B, key, "b#2", "a#2")
 	s.wantRunning(s.A, key, "a#2")

@@ -28,7 +28,8 @@ already stored.`,
 	},
 }
 
-// publishIfAwaited publishes a record that must be announced only if the lease is awaited.
+// publishIfAwaited publishes a record with AnnounceIfAwaited: the store may skip the announcement if no token waits for
+// the lease.
 func (s *stores) publishIfAwaited(token string) {
 	s.Helper()
 	p := driver.PublishRequest{Key: key, Token: token, Record: s.record(token, "x"), Keep: long, AnnounceIfAwaited: true}

@@ -202,8 +202,8 @@ func subscribeStop(s *stores) {
 		}
 	})
 	wait(s, subscribed, "Subscribed")
-	// The calls of Invalidate run on a goroutine of their own. handle blocks here, which it must not do, so any call of
-	// the store may wait for handle.
+	// The calls of Invalidate run on a goroutine of their own. In this case handle blocks, although handle must not do
+	// so. So any call of the store may wait for handle.
 	go func() {
 		defer close(announced)
 		for range burst {

@@ -16,8 +16,9 @@ const (
 	// maxAbandoned is how many calls may still run after their callers have left them behind. At this number, a new call
 	// that might also be left behind (see inTime) fails at once.
 	maxAbandoned = 1000
-	// maxLate is the longest accepted time from the cancellation of a ctx to the return of the call. A client that obeys
-	// deadlines does not notice the cancellation before the deadline of the ctx.
+	// maxLate is the longest accepted time from the cancellation of a ctx to the return of the call. A client that
+	// obeys deadlines does not notice a cancellation, only the deadline of the ctx. So if that deadline is further away
+	// than maxLate, the call needs a goroutine of its own (see inTime).
 	maxLate = time.Second
 )
 
@@ -94,9 +95,9 @@ func detached[T any](ctx context.Context, c *calls, f func(context.Context) (T, 
 		value T
 		err   error
 	}
-	// When ctx ends, detached adds the call to c.abandoned. Then f may return before or after that moment. Both f's
-	// return and the end of ctx set parted, and the later of the two finds parted set. It subtracts the call from
-	// c.abandoned, because f no longer runs.
+	// When ctx ends, detached adds the call to c.abandoned. But f may return at the same moment, or much later. So
+	// after the end of ctx, and after the return of f, one side each sets parted. The side that comes second finds
+	// parted set. That side subtracts the call from c.abandoned, because f no longer runs.
 	var parted atomic.Bool
 	done := make(chan result, 1)
 	go func() {
@@ -127,8 +128,8 @@ type exchange struct {
 	counted []any
 }
 
-// exchangeError is the error of a call whose pipeline has failed, or whose ctx has ended in the meantime. If the call
-// has waited for a pipeline all the time, of is nil.
+// exchangeError is the error of a call whose pipeline has failed, or whose ctx has ended before the reply. of is the
+// pipeline of the call, or nil if the call was never sent.
 type exchangeError struct {
 	error
 	of *exchange
@@ -136,8 +137,9 @@ type exchangeError struct {
 
 func (e *exchangeError) Unwrap() error { return e.error }
 
-// First reports whether the error is to be counted by who as a failure of the store. For the calls of one pipeline,
-// it returns true once. For a call that was never sent, it returns false. The circuit breaker of refill calls First.
+// First is called by the circuit breaker of a Loader, which passes itself as who. First reports whether who must count
+// the error as a failure of the store. The calls of one pipeline fail together, so for each who First returns true for
+// only one of them. For a call that was never sent, First returns false.
 func (e *exchangeError) First(who any) bool {
 	if e.of == nil {
 		return false

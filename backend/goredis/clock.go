@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	// sampleEvery is the age of the last sample at which the next Get or GetMany asks for the time again.
+	// If the last sample is older than sampleEvery, the next Get or GetMany asks for the time again.
 	sampleEvery = 30 * time.Second
 	// The clocks of two machines are assumed to drift apart by at most 1/drift of the time that passes. That is 100 ppm,
 	// the drift of a bad quartz.

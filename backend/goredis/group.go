@@ -34,10 +34,10 @@ type request struct {
 // bounds nothing.
 type group struct {
 	p    *pipelines
-	most int // pipelines in flight, beyond which a command waits
+	most int // how many pipelines may be in flight; further commands wait
 
 	mu      sync.Mutex // guards all below; no other lock is taken while it is held
-	running int        // senders, and commands that went alone
+	running int        // pipelines in flight: senders, and commands that went alone
 	// The requests in ends free leases and claims, and go before those in others. Otherwise a burst of Acquires would
 	// delay the publications that other nodes wait for. Each end follows an Acquire, so ends cannot hold others up for
 	// ever.
@@ -146,8 +146,8 @@ func (g *group) late() {
 	g.arm(left)
 }
 
-// send sends pipelines until the queue is empty. An additional sender, which late has started, ends as soon as a
-// pipeline was quick.
+// send sends pipelines until the queue is empty. An additional sender, which late has started, ends as soon as one of
+// its pipelines took less than patience.
 func (g *group) send() {
 	took := patience
 	for {
@@ -162,7 +162,8 @@ func (g *group) send() {
 }
 
 // take removes the next pipeline from the queue. It leaves out requests whose ctx has ended, because their callers have
-// left. If take returns nothing, the sender ends. took is the duration of the sender's last pipeline.
+// left. If take returns nothing, the sender ends: the queue is empty, or there are more senders than most and this
+// sender's last pipeline was quick. took is the duration of that pipeline.
 func (g *group) take(took time.Duration) (batch []*request) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

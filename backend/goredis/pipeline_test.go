@@ -21,8 +21,9 @@ import (
 )
 
 // A stub answers the commands of a client in place of a server. It is a hook, so nothing reaches a network, and the
-// tests run in a bubble. answer gets the commands of one round trip and sets their replies. By default, GET replies
-// with its key, or with nothing for a lease, a known script with 0, and an unknown script with NOSCRIPT.
+// tests run in a bubble. answer gets the commands of one round trip and sets their replies. By default, the reply to
+// GET is the key itself, or nothing if the key is that of a lease. The reply to a known script is 0, and the reply to
+// an unknown script is NOSCRIPT.
 type stub struct {
 	answer func(ctx context.Context, cmds []redis.Cmder) error
 
@@ -144,7 +145,7 @@ func stubbed(t *testing.T, test func(t *testing.T, s *Store, server *stub)) {
 		defer c.Close()
 		c.AddHook(server)
 		test(t, newStubbed(c, server), server)
-		time.Sleep(2 * stubTimeout) // all calls have ended
+		time.Sleep(2 * stubTimeout) // until all calls have ended
 	})
 }
 
@@ -243,8 +244,8 @@ func slow(d time.Duration) func(context.Context, []redis.Cmder) error {
 	return func(context.Context, []redis.Cmder) error { time.Sleep(d); return nil }
 }
 
-// Reads that find two others in flight, and scripts that find one, must go out together when the first returns. All
-// callers get their own answers, and nothing is sent twice.
+// If two reads are in flight, further reads wait, and must go out together when the first of the two returns. The same
+// holds for scripts if one script is in flight. All callers must get their own answers, and nothing may be sent twice.
 func TestCallsAreGathered(t *testing.T) {
 	stubbed(t, func(t *testing.T, s *Store, server *stub) {
 		server.answer = slow(time.Millisecond)
@@ -283,8 +284,8 @@ func TestACallByItselfIsNotGathered(t *testing.T) {
 	})
 }
 
-// A pipeline is bounded in commands and in bytes. What finds no room goes out in the next one. A call with a large
-// argument, or about a key with a large value, does not wait and holds up no other.
+// A pipeline has at most maxBatch commands. It takes no further command once its arguments have maxBatchBytes. The
+// commands that are left must go out in the next pipeline.
 func TestPipelinesAreBounded(t *testing.T) {
 	stubbed(t, func(t *testing.T, s *Store, server *stub) {
 		server.answer = slow(time.Millisecond)
@@ -355,8 +356,8 @@ func TestLargeCallsGoAlone(t *testing.T) {
 }
 
 // A caller leaves as soon as its ctx ends. If its command waits, the command must not be sent. If the command was sent,
-// the pipeline goes on for the other callers, also when the caller was the first of the pipeline. The reply must not be
-// written to what the caller has returned, as the race detector would report.
+// the pipeline goes on for the other callers, also when the caller was the first of the pipeline. A late reply must not
+// be written to the command that the caller has returned already. Otherwise the race detector would report it.
 func TestACallerLeaves(t *testing.T) {
 	for name, c := range map[string]struct {
 		call func(s *Store, key string) func(context.Context) error
@@ -448,8 +449,8 @@ func TestAStuckPipelineHoldsUpNoOther(t *testing.T) {
 	})
 }
 
-// While the server is slow, more than the usual pipelines open. When the server is quick again, they must close,
-// although commands arrive all the time.
+// While the server is slow, more than mostScripts pipelines open. When the server is quick again, the additional
+// pipelines must end, although commands arrive all the time.
 func TestAdditionalPipelinesEnd(t *testing.T) {
 	stubbed(t, func(t *testing.T, s *Store, server *stub) {
 		began := time.Now()
@@ -479,7 +480,8 @@ func TestAdditionalPipelinesEnd(t *testing.T) {
 	})
 }
 
-// Many reads and Acquires wait. Publications must not wait for the reads, and go before all Acquires.
+// Many reads and Acquires wait. Publications must not wait for the reads, and must go before all Acquires, because
+// other nodes wait for them.
 func TestEndsOfFillsGoFirst(t *testing.T) {
 	stubbed(t, func(t *testing.T, s *Store, server *stub) {
 		server.answer = slow(time.Millisecond)
@@ -526,7 +528,7 @@ func TestScriptsThatWereFlushed(t *testing.T) {
 // and none for a call that was not sent.
 func TestTheBreakerCountsAPipelineOnce(t *testing.T) {
 	stubbed(t, func(t *testing.T, s *Store, server *stub) {
-		const timeout = 50 * time.Millisecond // a failure counts if it took a tenth of this time
+		const timeout = 50 * time.Millisecond // a failure counts if it took at least a tenth of this time
 		server.answer = func(_ context.Context, cmds []redis.Cmder) error {
 			time.Sleep(patience + timeout/10)
 			if len(cmds) > 1 {

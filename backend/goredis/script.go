@@ -233,7 +233,7 @@ func (x script) pipe(ctx context.Context, c client, all []invocation, indices []
 }
 
 func unknown(cmd *redis.Cmd) bool {
-	return cmd.Err() != nil && redis.HasErrorPrefix(cmd.Err(), "NOSCRIPT") // HasErrorPrefix allocates
+	return cmd.Err() != nil && redis.HasErrorPrefix(cmd.Err(), "NOSCRIPT") // the first test avoids an allocation
 }
 
 // isFull reports whether err says that Redis is at maxmemory and evicts nothing.

@@ -111,8 +111,8 @@ type link struct {
 	base     time.Time    // when the link was made
 	received atomic.Int64 // when something last arrived, since base; written by the reader of the link
 	pinged   int64        // when the last PING was sent, since base; only monitor uses it
-	probed   int          // number in the last PING of probe; only monitor uses it
-	replied  atomic.Int64 // number in the last reply to such a PING; written by the reader of the link
+	probed   int          // the number that probe sent in its last PING; only monitor uses it
+	replied  atomic.Int64 // the number in the last reply to such a PING; written by the reader of the link
 }
 
 // connect subscribes at every server, and returns once every server has confirmed the subscription.

@@ -58,7 +58,7 @@ func TestAnnouncementsComeOneAfterTheOther(t *testing.T) {
 	})
 }
 
-// stop must wait for the call of the subscriber that runs. No call may begin after it.
+// stop must wait for a call of the subscriber that is running. No call may begin after stop has returned.
 func TestStopWaitsForTheSubscriber(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New()

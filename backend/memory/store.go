@@ -23,7 +23,7 @@ type Store struct {
 	lastTag   time.Time // when a tag was last invalidated or expired
 	locks     map[string]*lock
 	listeners map[*listener]struct{}
-	fence     uint64 // the last fence given out for any key, so the fences of each key rise
+	fence     uint64 // the last fence given out; all keys share this counter, so the fences of each key rise
 
 	maxItems, maxTags int // how many items and tag states are kept; above, random values or tag states are evicted
 	maxBytes          int64
@@ -398,7 +398,7 @@ type listener struct {
 	prefix  string
 	handle  func(driver.Announcement)
 	queue   []driver.Announcement // announcements that handle has not got yet
-	busy    bool                  // deliver runs, or Subscribe has not returned yet; one call of handle at a time
+	busy    bool                  // deliver or Subscribe may be calling handle, so no other goroutine may call it
 	stopped bool
 	runs    sync.WaitGroup // calls of deliver; none begins once stopped is set
 }

@@ -31,8 +31,8 @@ type sturdyCache struct {
 // sturdyc.
 func openSturdy(s Settings, o ...sturdyc.Option) *sturdyc.Client[*Product] {
 	if s.StaleFor > 0 {
-		// The last argument is the time after which sturdyc starts a refresh again that has not ended. The README of
-		// sturdyc has 10 ms there, which is shorter than a load of 100 ms.
+		// If a refresh has not ended after the time of the last argument, sturdyc starts the refresh again. The README
+		// of sturdyc has 10 ms there, which is shorter than a load of 100 ms.
 		o = append(o, sturdyc.WithEarlyRefreshes(s.TTL*9/10, s.TTL, s.TTL+s.StaleFor, s.TTL))
 	}
 	return sturdyc.New[*Product](s.Entries, 10, s.TTL+s.StaleFor, 10, o...)

@@ -150,7 +150,7 @@ func TestClockSetBackEndsValues(t *testing.T) {
 		t.Fatalf("Redis keeps the old value for only %d ms: this test proves nothing", left)
 	}
 	for key, n := range map[string]*farmNode{"local": a, "shared": b} {
-		value, err := n.Get(ctx, key) // Get checks less than GetResult
+		value, err := n.Get(ctx, key) // not GetResult, because the fast path of Get checks less
 		if age := time.Since(f.readAt(value)); err != nil || age > ttl {
 			t.Errorf("%s: %q was served at an age of %v, at a TTL of %v (%v)", n.name, key, age, ttl, err)
 		}

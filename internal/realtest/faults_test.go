@@ -229,7 +229,7 @@ func TestLostReplies(t *testing.T) {
 					c.before(a)
 				}
 				match := []string{"nx"}
-				if c.step != "lease" { // the others are scripts: the Store sends the source, and later the hash
+				if c.step != "lease" { // all other steps are scripts, which the Store sends by their source or by their hash
 					match = []string{hashes[c.step], scriptSource(t, c.step)}
 				}
 				lost := r.proxy.LoseReply(match...)

@@ -21,10 +21,12 @@ import (
 	"github.com/refill-go/refill/internal/realtest"
 )
 
-// The tests of this file make many calls of one Store at once, so that goredis sends them in pipelines, and break what
-// they share. Each call must end with its own answer, and in its own time.
+// The tests of this file make many calls of one Store at once, so that goredis sends these calls in pipelines. Then the
+// tests break what the calls share: the connection, the server or the scripts. Each call must end with its own answer,
+// and in its own time.
 
-// gatheredTimeout is the longest time-out at which goredis gathers calls. It is generous, because the machine is busy.
+// gatheredTimeout is the time-out of most calls here. It is the longest time-out with which goredis still sends a call
+// in a pipeline, because the machine is busy.
 const gatheredTimeout = time.Second
 
 // pipelineCounter counts the pipelines of a client and their commands.
@@ -44,7 +46,7 @@ func (p *pipelineCounter) ProcessPipelineHook(next redis.ProcessPipelineHook) re
 	}
 }
 
-// gathered returns a Store that knows the time of its server, and counts the pipelines of its client.
+// gathered returns a Store that already knows the time of its server, and a counter of the pipelines of its client.
 func gathered(t testing.TB, c redis.UniversalClient) (*goredis.Store, *pipelineCounter) {
 	t.Helper()
 	t.Cleanup(func() { c.Close() })
@@ -73,8 +75,8 @@ func atOnce(n int, f func(i int)) {
 	wg.Wait()
 }
 
-// fill takes the lease of a key, and then stores a record, or lets the load fail, or gives the lease back. It checks
-// each answer.
+// fill takes the lease of a key, and then stores a record, reports a failed load, or gives the lease back, as how says.
+// It checks each answer.
 func fill(t testing.TB, s *goredis.Store, key, token string, how int) error {
 	var acquired driver.AcquireResult
 	err := within(gatheredTimeout, func(ctx context.Context) (err error) {
@@ -164,8 +166,8 @@ func TestGoredisGathersCalls(t *testing.T) {
 	}
 }
 
-// The connections break while 100 reads and 100 publications are in flight. The client repeats what broke, so each call
-// must get its own answer. Without retries, each call must end at once, with its answer or with an error.
+// The connections break while 100 reads and 100 publications are in flight. A client with retries repeats these calls,
+// so each call must get its own answer. Without retries, each call must end at once, with its answer or with an error.
 func TestGoredisGatheredCallsOnABrokenConnection(t *testing.T) {
 	ring := func(addr string) redis.UniversalClient {
 		return redis.NewRing(&redis.RingOptions{ContextTimeoutEnabled: true, Addrs: map[string]string{"a": addr}})
@@ -317,7 +319,8 @@ func TestGoredisGatheredCallsWhileScriptsAreFlushed(t *testing.T) {
 	wg.Wait()
 }
 
-// excuse reports whether a call may fail with err while a slot moves. go-redis follows three redirects.
+// excuse reports whether a call may fail with err while a slot moves. go-redis follows at most three redirects, and
+// then returns the redirect as an error.
 func excuse(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || redis.HasErrorPrefix(err, "TRYAGAIN") ||
 		redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK")
@@ -379,7 +382,7 @@ func TestGoredisGatheredCallsWhileASlotMoves(t *testing.T) {
 		time.Sleep(100 * time.Millisecond) // the time of the move, not a synchronisation
 		m.MoveKeys()
 		m.Finish()
-		time.Sleep(gatheredTimeout) // calls of the move end
+		time.Sleep(gatheredTimeout) // until the calls that began during the move have ended
 		open.Store(false)
 		was := fills.Load()
 		eventually(t, "keys are filled after the move", func() bool { return fills.Load() > was+100 })

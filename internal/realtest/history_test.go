@@ -198,7 +198,7 @@ func (r *faultyFleet) injectFaults(plan []history.Planned, length time.Duration)
 			late = !late
 			delay := time.Duration(0)
 			if late {
-				delay = 10 * time.Millisecond // a new connection needs several replies within StoreTimeout
+				delay = 10 * time.Millisecond // short, because a new connection needs several replies within StoreTimeout
 			}
 			actions = append(actions, action{at, func() { r.proxies[p.Node].Delay(delay) }})
 			at += min(step, p.At+p.For-at)
@@ -293,7 +293,7 @@ func (r *faultyFleet) plant(ctx context.Context, rnd *rand.Rand) {
 	}
 	if record, err := r.rdb.Get(ctx, key).Bytes(); err == nil && len(record) > 20 && rnd.IntN(2) == 0 {
 		garbage = record
-		garbage[len(record)-1-rnd.IntN(len(record)-20)]++ // any byte after expiredAt, which no checksum covers
+		garbage[len(record)-1-rnd.IntN(len(record)-20)]++ // a byte that the checksum covers; it does not cover expiredAt
 	}
 	if len(garbage) > 0 && garbage[0] == '!' { // a lease that begins with '!' is a back-off
 		garbage[0] = '?'

@@ -418,7 +418,7 @@ func TestRegressSubscriptionPerCache(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := jobs.Lock(ctx, "k"); !errors.Is(err, refill.ErrLocked) { // this call waits for the announcement
+	if _, err := jobs.Lock(ctx, "k"); !errors.Is(err, refill.ErrLocked) { // waits over the subscription
 		t.Error(err)
 	}
 	if n := c.PubSubNumSub(t.Context(), "refill:notes").Val()["refill:notes"]; n != 1 {

@@ -32,12 +32,13 @@ func taggedNodes(t *testing.T, n int, cfg refill.Config) []*rigNode {
 	for _, n := range nodes {
 		n.waitSubscribed()
 	}
-	<-time.After(3 * time.Second) // the restart was some time ago
+	<-time.After(3 * time.Second) // so that the loads of the tests begin some time after the restart
 	return nodes
 }
 
-// Redis has restarted empty, and the values have a tag of Config.Tags. Four nodes ask for one key at once. The fleet
-// must load it once.
+// Redis has restarted empty, and the values have a tag of Config.Tags. Redis no longer knows this tag, and a value with
+// an unknown tag is invalid. Four nodes ask for one key at once. The fleet must load it once, so the first load must
+// make the tag known.
 func TestTagsAfterARestart(t *testing.T) {
 	nodes := taggedNodes(t, 4, refill.Config{})
 	loads := int64(0)
@@ -62,8 +63,9 @@ func TestTagsAfterARestart(t *testing.T) {
 	}
 }
 
-// Redis has restarted empty, the values have a tag of Config.Tags, and L1 is off. 100 Gets of one key must cause one
-// load, because after that load the value in Redis is valid.
+// Redis has restarted empty, the values have a tag of Config.Tags, and L1 is off. Redis no longer knows this tag, and a
+// value with an unknown tag is invalid. 100 Gets of one key must cause one load, because that load makes the tag known,
+// and its value is valid.
 func TestTagsAfterARestartWithoutL1(t *testing.T) {
 	n := taggedNodes(t, 1, refill.Config{LocalTTL: -1})[0]
 	before := n.loads.Load()

@@ -175,7 +175,8 @@ func TestOneNodeWhoseLoadsHang(t *testing.T) {
 	}
 }
 
-// The databases of all four nodes are gone. The fleet may load each key at most twice within any ErrorTTL (1 s).
+// The databases of all four nodes are gone. The fleet may load each key at most twice within any ErrorTTL (1 s): once
+// on the first node that fails, and once on a second node.
 func TestAllNodesWithoutADatabase(t *testing.T) {
 	var mu sync.Mutex // guards began
 	began := map[string][]time.Time{}

@@ -75,7 +75,7 @@ type checker struct {
 	reported  map[string][]Event // the events passed to OnEvent, by "process key kind"
 	samples   []Event
 	wrong     []span
-	killed    map[string]int64 // when a process was killed
+	killed    map[string]int64 // by process: when it was killed
 	stop      int64            // the end of the run
 
 	// invalidations by key, sorted by End. An invalidation that failed has Err, and its End is that of its last retry.

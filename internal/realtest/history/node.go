@@ -190,7 +190,7 @@ func (p *process) load(ctx context.Context, key string) (Value, error) {
 }
 
 // In one of oneIn calls, provoke makes the writer write and invalidate the key at once. Reads and ends of loads call
-// provoke, because otherwise an Invalidate would rarely happen in the same millisecond.
+// provoke, because otherwise an Invalidate would rarely happen in the same millisecond as a read or the end of a load.
 func (p *process) provoke(key string, oneIn int) {
 	if rand.IntN(oneIn) > 0 || row(key) == len(Keys)-1 {
 		return

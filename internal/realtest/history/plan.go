@@ -52,7 +52,7 @@ type Planned struct {
 	At    time.Duration
 	For   time.Duration   // 0: the fault ends at once
 	Arg   string          // of FaultLose: the command whose reply is lost
-	Steps []time.Duration // of FaultJitter: how long replies are late, then in time, then late, …
+	Steps []time.Duration // of FaultJitter: for how long replies are late, then for how long in time, and so on
 	Seed  uint64          // for random numbers during the fault
 }
 
@@ -81,7 +81,7 @@ func NewPlan(seed uint64, length time.Duration, nodes int) []Planned {
 		busy[who] = p.At + p.For + 50*time.Millisecond
 		plan = append(plan, p)
 	}
-	alone := cycle + time.Second // when stopLong comes next; a short run gets one quiet part without it
+	alone := cycle + time.Second // when the next stopLong begins; the first quiet part has none
 	for at := 500 * time.Millisecond; at < length-calm; {
 		if at >= alone && at < length-calm-time.Second {
 			add(stopLong(rnd, at, nodes))

@@ -32,7 +32,7 @@ func (c *checker) g1() {
 				if c.invalidated(key, from, y.Begin) {
 					continue
 				}
-				// If all callers of load x have left, load y may begin a moment before x ends.
+				// If all callers of load x have left (outcome "ended"), load y may begin a moment before x ends.
 				overlap := x.End == 0 || x.End > y.Begin && (x.Outcome != "ended" || x.End > y.Begin+int64(slack))
 				healthy := c.healthy(from, y.Begin)
 				overlapped, judged = overlapped || overlap, judged || healthy
@@ -310,8 +310,8 @@ func (c *checker) g4Deadline() {
 	}
 }
 
-// ran reports whether the process ran without a pause between from and to, and also the test, whose process contains
-// the proxies.
+// ran reports whether two processes ran without a pause between from and to: the given process, and the process of the
+// test, which contains the proxies.
 func (c *checker) ran(from, to int64, process string) bool {
 	stopped := func(s span) bool { return s.op != "gap" && s.op != FaultFreeze || s.raw+int64(slack) < from }
 	return c.clean(stopped, from-int64(slack), to+int64(slack), []string{node(process)})
