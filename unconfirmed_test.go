@@ -276,9 +276,9 @@ func TestAPendingInvalidateComesFirst(t *testing.T) {
 	}
 }
 
-// A refill on node l has found no value and waits for a load slot. Meanwhile the peer loads and stores an old value, and
-// an Invalidate on l does not reach the store. Then the refill gets its slot, and reads the old value. L1 of node l must
-// not keep this value, so a later Get must return the new value, although the store still does not take the Invalidate.
+// A refill on node l has found no value and waits for a load slot. Meanwhile the peer loads and stores an old value,
+// and an Invalidate on l does not reach the store. Then the refill gets its slot, and reads the old value. L1 of node l
+// must not keep this value, so a later Get must return the new value, although the store still refuses the Invalidate.
 func TestAPendingInvalidateOfARunningRefill(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		shared := memory.New()

@@ -31,7 +31,6 @@ func (k keys) of(what string) string {
 
 func (k keys) value() string { return k.of("") }
 func (k keys) lease() string { return k.of("/lease") }
-func (k keys) claim() string { return k.of("/claim") }
 func (k keys) lock() string  { return k.of("/lock") }
 func (k keys) fence() string { return k.of("/fence") }
 
