@@ -91,7 +91,7 @@ func (l *Loader[V]) GetMany(ctx context.Context, keys []string) (map[string]V, e
 			e = l.fresh(key)
 		}
 		switch {
-		case e != nil && e.Data.err == nil:
+		case e != nil && e.Data.err() == nil:
 			values[key] = e.Data.value
 		case e == nil && !seen[key]:
 			seen[key] = true

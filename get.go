@@ -27,7 +27,7 @@ import (
 func (l *Loader[V]) Get(ctx context.Context, key string) (V, error) {
 	if l.canLoad() {
 		if e := l.fresh(key); e != nil {
-			return e.Data.value, e.Data.err
+			return e.Data.value, e.Data.err()
 		}
 	}
 	r, err := l.get(ctx, key, GetOptions[V]{})
@@ -45,7 +45,7 @@ func (l *Loader[V]) fresh(key string) *entry[V] {
 	}
 	e := l.l1.Fresh(key)
 	if e != nil && l.cfg.OnEvent != nil {
-		l.emit(Event{Kind: EventGet, Outcome: OutcomeHit, Key: key, Err: e.Data.err})
+		l.emit(Event{Kind: EventGet, Outcome: OutcomeHit, Key: key, Err: e.Data.err()})
 	}
 	return e
 }
@@ -62,7 +62,7 @@ func (l *Loader[V]) GetWith(
 		return none, invalid("load", "nil")
 	}
 	if e := l.fresh(key); e != nil {
-		return e.Data.value, e.Data.err
+		return e.Data.value, e.Data.err()
 	}
 	r, err := l.get(ctx, key, GetOptions[V]{Load: load})
 	return r.Value, err
@@ -201,10 +201,10 @@ func (l *Loader[V]) request(ctx context.Context, given string, o GetOptions[V]) 
 // refresh and waits.
 func (l *Loader[V]) fromL1(ctx context.Context, q request[V], patience time.Duration) *answer[V] {
 	e := l.l1.Get(q.key)
-	if e == nil || e.Data.noStore || q.want == flight.Refresh || !l.l1.Valid(e) {
+	if e == nil || e.Data.noStore() || q.want == flight.Refresh || !l.l1.Valid(e) {
 		return nil
 	}
-	a, now := answer[V]{entry: e, outcome: OutcomeHit, err: e.Data.err}, l.now()
+	a, now := answer[V]{entry: e, outcome: OutcomeHit, err: e.Data.err()}, l.now()
 	switch inL1(e, now) {
 	case fresh:
 	case refreshDue:
@@ -305,7 +305,7 @@ func (l *Loader[V]) wait(ctx context.Context, m membership[V]) *answer[V] {
 	a, err := m.flight.Wait(ctx)
 	outdated := err == nil && l.outdated(m, &a)
 	if err == nil && !outdated && a.stored() { // judge its age now, because it may have been delivered some time ago
-		switch f := a.entry.Data.life.at(l.now()); {
+		switch f := lifeIn(a.entry).at(l.now()); {
 		case f > stale, m.want == flight.Final && (f == stale || a.outcome == OutcomeStale):
 			a, err = m.flight.WaitEnd(ctx)
 			outdated = err == nil && l.outdated(m, &a)
@@ -344,7 +344,7 @@ func (l *Loader[V]) outdated(m membership[V], a *answer[V]) bool {
 	switch {
 	case e == nil:
 		return false
-	case m.tagEpoch > e.Epoch.Tags && l.l1.TagInvalidated(e): // a tag was invalidated, perhaps before the join
+	case m.tagEpoch > e.Epoch().Tags && l.l1.TagInvalidated(e): // a tag was invalidated, perhaps before the join
 		return true
 	case m.role != flight.Latecomer || m.again:
 		return false
@@ -358,7 +358,7 @@ func (l *Loader[V]) outdated(m membership[V], a *answer[V]) bool {
 		return true
 	}
 	now := l.now()
-	return !l.l1.Valid(e) || e.Data.life.at(now) <= refreshDue && inL1(e, now) > stale
+	return !l.l1.Valid(e) || lifeIn(e).at(now) <= refreshDue && inL1(e, now) > stale
 }
 
 // stored reports whether the answer came from L1 or from the store, not from a load. After such an answer the flight
@@ -382,13 +382,13 @@ func (l *Loader[V]) result(key string, a answer[V]) (Result[V], error) {
 }
 
 func resultOf[V any](e *entry[V], o Outcome, now int64) Result[V] {
-	c := &e.Data
+	c, life := &e.Data, lifeIn(e)
 	r := Result[V]{
-		Value: c.value, Outcome: o, Age: c.life.age(now), Remaining: c.life.remaining(now), Node: nodeOf(c.token),
-		Absent: c.err != nil,
+		Value: c.value, Outcome: o, Age: life.age(now), Remaining: life.remaining(now), Node: nodeOf(c.token()),
+		Absent: c.err() != nil,
 	}
-	if c.extra != nil {
-		r.Validator, r.Tags = c.extra.validator, c.extra.tags
+	if x := c.extra(); x != nil {
+		r.Validator, r.Tags = x.validator, x.tags
 	}
 	return r
 }

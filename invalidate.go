@@ -225,12 +225,12 @@ func (l *Loader[V]) onSubscribed(a driver.Announcement) {
 // the entry as superseded.
 func (l *Loader[V]) replace(key string, a driver.Announcement) {
 	e := l.l1.Look(key)
-	if e == nil || e.Data.token == a.Token || !l.l1.Valid(e) {
+	if e == nil || e.Data.token() == a.Token || !l.l1.Valid(e) {
 		return
 	}
-	if e.Data.token == a.Replaced && len(a.Record) > 0 {
+	if e.Data.token() == a.Replaced && len(a.Record) > 0 {
 		// A record with tags is not taken from the announcement. The next Get reads it from the store, with its tag states.
-		if next, _ := l.decode(key, a.Record, e.Epoch); next != nil && len(next.Data.tags()) == 0 {
+		if next, _ := l.decode(key, a.Record, e.Epoch()); next != nil && len(next.Data.tags()) == 0 {
 			l.putL1(next, a.Record)
 			return
 		}
@@ -248,7 +248,7 @@ func supersede[V any](e *entry[V]) {
 // otherFilled reports whether the last message to the flight announced a fill of another record than that of e.
 func otherFilled[V any](f *flightOf[V], e *entry[V]) bool {
 	a := f.Latest()
-	return a != nil && a.Kind == driver.Filled && a.Token != e.Data.token
+	return a != nil && a.Kind == driver.Filled && a.Token != e.Data.token()
 }
 
 // onFailed handles the announcement of a failed load. A failure of another node holds this node back only if it is the

@@ -158,12 +158,25 @@ func newNode() *node {
 
 // token makes a token that was never used before.
 func (n *node) token() string {
-	var buf [64]byte // most ids fit, so the token is the only allocation
-	return string(strconv.AppendUint(append(append(buf[:0], n.id...), '#'), n.count.Add(1), 36))
+	return tokenOf(n.id, n.count.Add(1))
 }
 
 // made reports whether this node made token.
 func (n *node) made(token string) bool { return nodeOf(token) == n.id }
+
+// tokenOf returns the token with the number count of a node.
+func tokenOf(node string, count uint64) string {
+	var buf [64]byte // nearly every token fits, so the result is the only allocation
+	return string(strconv.AppendUint(append(append(buf[:0], node...), '#'), count, 36))
+}
+
+// splitToken undoes tokenOf. ok is false if another program made the token, in a form that tokenOf does not return.
+func splitToken(token string) (node string, count uint64, ok bool) {
+	node, digits, _ := strings.Cut(token, "#")
+	count, err := strconv.ParseUint(digits, 36, 64)
+	var buf [16]byte
+	return node, count, err == nil && string(strconv.AppendUint(buf[:0], count, 36)) == digits
+}
 
 // nodeOf returns the node that made token.
 func nodeOf(token string) string {

@@ -133,9 +133,9 @@ func (r *refill[V]) runLoad(free func(), then func(loaded[V]) next) next {
 	if !r.flight.Unawaited() { // otherwise no outer load waits for this load
 		c.fill.outer = outerFill(r.flight.Context())
 	}
-	if old := r.fallback; old != nil && old.Data.err == nil {
+	if old := r.fallback; old != nil && old.Data.err() == nil {
 		c.fill.previous = old.Data.value
-		c.fill.previousExtra = old.Data.extra
+		c.fill.previousExtra = old.Data.extra()
 	}
 	c.ctx = context.WithValue(r.flight.Context(), fillKey{}, &c.fill)
 	if r.loadKey == nil {

@@ -178,18 +178,18 @@ func (l *Loader[V]) Peek(ctx context.Context, key string) (Result[V], bool) {
 	if e == nil || !l.l1.Valid(e) || inL1(e, l.now()) > stale {
 		e, o = l.peekStore(ctx, key), OutcomeShared
 	}
-	if e == nil || e.Data.noStore {
+	if e == nil || e.Data.noStore() {
 		return Result[V]{}, false
 	}
 	now := l.now()
-	switch e.Data.life.at(now) {
+	switch lifeIn(e).at(now) {
 	case fresh, refreshDue:
 	case stale:
 		o = OutcomeStale
 	default:
 		return Result[V]{}, false
 	}
-	return resultOf(e, o, now), e.Data.err == nil
+	return resultOf(e, o, now), e.Data.err() == nil
 }
 
 // peekStore reads the store directly, and returns nil while the circuit breaker is open. The read bypasses the breaker.

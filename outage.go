@@ -40,13 +40,13 @@ func (r *refill[V]) withoutStore() next {
 // mayServe reports whether e may answer the callers of this refill without the store. e is the entry of the key in L1,
 // or nil. The caller of mayServe must also check the life of e.
 func (r *refill[V]) mayServe(e *entry[V]) bool {
-	return e != nil && !e.Data.noStore && r.want != flight.Refresh && r.l1.NotInvalidated(e)
+	return e != nil && !e.Data.noStore() && r.want != flight.Refresh && r.l1.NotInvalidated(e)
 }
 
 // standIn returns e, the entry of L1, if e can answer the callers at once in place of the store. Otherwise standIn
 // returns nil.
 func (r *refill[V]) standIn(e *entry[V]) *entry[V] {
-	if !r.mayServe(e) || e.Data.life.at(r.now()) > stale {
+	if !r.mayServe(e) || lifeIn(e).at(r.now()) > stale {
 		return nil
 	}
 	return e
@@ -65,7 +65,7 @@ func (r *refill[V]) lookUpUnlessSuspect(standIn *entry[V]) next {
 		return r.storeFailed(err)
 	}
 	r.emit(Event{Kind: EventStoreError, Key: r.key, Err: err})
-	r.epoch, r.seen, r.noStore = r.l1.Epoch(r.key), standIn.Data.token, true
+	r.epoch, r.seen, r.noStore = r.l1.Epoch(r.key), standIn.Data.token(), true
 	if r.serveUnsubscribed() {
 		return next{step: stepDone}
 	}
@@ -120,7 +120,7 @@ func isClosed(c <-chan struct{}) bool {
 // refill is done.
 func (r *refill[V]) serveUnsubscribed() (done bool) {
 	e := r.l1.Get(r.key)
-	return r.mayServe(e) && r.offer(e, e.Data.life.at(r.now()), OutcomeHit)
+	return r.mayServe(e) && r.offer(e, lifeIn(e).at(r.now()), OutcomeHit)
 }
 
 // unconfirmedAfter returns the entry of L1 if that entry is to be served instead of e, the entry that the store holds.
@@ -128,8 +128,8 @@ func (r *refill[V]) serveUnsubscribed() (done bool) {
 // loaded without the store, or its publication had no answer.
 func (r *refill[V]) unconfirmedAfter(e *entry[V]) *entry[V] {
 	own := r.l1.Get(r.key)
-	if own == nil || own.Epoch.Confirmed() || own.Data.noStore || own.Data.life.began <= e.Data.life.began ||
-		!r.l1.NotInvalidated(own) || e.Data.life.wasExpired() { // the Expire of e may have come after the load of own
+	if own == nil || own.Epoch().Confirmed() || own.Data.noStore() || lifeIn(own).began <= lifeIn(e).began ||
+		!r.l1.NotInvalidated(own) || lifeIn(e).wasExpired() { // the Expire of e may have come after the load of own
 		return nil
 	}
 	return own
@@ -172,7 +172,7 @@ func (r *refill[V]) afterLocalLoad(began time.Time, keep bool, v loaded[V]) next
 		return failed(err)
 	}
 	e, record, err := r.encode(r.node.token(), began, v)
-	a := answer[V]{entry: e, outcome: OutcomeLoaded, err: e.Data.err}
+	a := answer[V]{entry: e, outcome: OutcomeLoaded, err: e.Data.err()}
 	if err == nil {
 		r.backoffs.forget(r.key)
 	}
@@ -181,7 +181,7 @@ func (r *refill[V]) afterLocalLoad(began time.Time, keep bool, v loaded[V]) next
 		r.backoffs.remember(r.key, r.loadError(err, false, v.terms), r.epoch.Key)
 		a.outcome, a.err = OutcomeFailed, err
 	case keep && !v.terms.noStore:
-		e.Epoch = e.Epoch.Unconfirmed()
+		e.Unconfirm()
 		r.putL1(e, record)
 	}
 	r.flight.Finish(a)
@@ -202,8 +202,8 @@ func (r *refill[V]) serveStaleOnError(err error) next {
 		if failure := (*LoadError)(nil); errors.As(err, &failure) {
 			e.RefreshAt.Store(r.now() + failure.RetryAfter.Microseconds())
 		}
-		if e.Data.life.at(r.now()) <= errorOnly && r.l1.NotInvalidated(e) && r.want != flight.Refresh {
-			a = answer[V]{entry: e, outcome: OutcomeStaleOnError, err: e.Data.err, failure: err}
+		if lifeIn(e).at(r.now()) <= errorOnly && r.l1.NotInvalidated(e) && r.want != flight.Refresh {
+			a = answer[V]{entry: e, outcome: OutcomeStaleOnError, err: e.Data.err(), failure: err}
 		}
 	}
 	r.flight.Finish(a)

@@ -74,7 +74,7 @@ func (l *Loader[V]) renew(leases []driver.Lease) (renewed map[string]bool, err e
 // it.
 func (r *refill[V]) publish(a *acquisition, v loaded[V]) {
 	e, record, err := r.encode(a.token, a.Now, v)
-	answer := answer[V]{entry: e, outcome: OutcomeLoaded, err: e.Data.err}
+	answer := answer[V]{entry: e, outcome: OutcomeLoaded, err: e.Data.err()}
 	switch {
 	case err != nil:
 		r.leaveFailure(a.token, r.loadError(err, false, v.terms), false)
@@ -102,13 +102,13 @@ func (r *refill[V]) publishRecord(
 	defer slot.free()
 	result, err := r.store.Publish(ctx, driver.PublishRequest{
 		Key: r.full(r.key), Token: a.token, Began: a.Now, Replaced: r.seen, Record: record,
-		Keep: e.Data.life.keep(r.now()) + keep, AnnounceIfAwaited: r.seen == "" && !afterFailure,
+		Keep: lifeIn(e).keep(r.now()) + keep, AnnounceIfAwaited: r.seen == "" && !afterFailure,
 	})
 	kind := EventPublished
 	switch {
 	case err != nil:
 		kind = EventStoreError
-		e.Epoch = e.Epoch.Unconfirmed()
+		e.Unconfirm()
 		r.giveBack(a.token)
 	case result == driver.Rejected:
 		r.emit(Event{Kind: EventPublishRejected, Key: r.key})
@@ -117,12 +117,12 @@ func (r *refill[V]) publishRecord(
 		kind, err = EventStoreError, errStoreFull
 	}
 	if len(e.Data.tags()) > 0 { // Publish does not judge tags, which may have been invalidated since the load began
-		e.TrustUntil = e.Data.life.began + r.cfg.LocalTTL.Microseconds()
+		e.TrustUntil = lifeIn(e).began + r.cfg.LocalTTL.Microseconds()
 	}
 	r.keepInL1(e, record)
 	r.emit(Event{Kind: kind, Key: r.key, Err: err})
-	if now := r.now(); err == nil && e.Data.life.publishedLate(now) {
-		r.emit(Event{Kind: EventPublishedLate, Key: r.key, Took: e.Data.life.age(now)})
+	if now := r.now(); err == nil && lifeIn(e).publishedLate(now) {
+		r.emit(Event{Kind: EventPublishedLate, Key: r.key, Took: lifeIn(e).age(now)})
 	}
 	return false
 }
@@ -178,7 +178,7 @@ func (r *refill[V]) leaveFailure(token string, e *LoadError, dropValue bool) (ok
 // forbidsOld reports whether a failed load forbids to serve the old value of the key. t is what that load has set on
 // its Fill.
 func (r *refill[V]) forbidsOld(t terms) bool {
-	return r.fallback != nil && r.spans.forbids(t, r.fallback.Data.life, r.now())
+	return r.fallback != nil && r.spans.forbids(t, lifeIn(r.fallback), r.now())
 }
 
 // dropOld removes the old value that a failed load forbids from L1. err is the error of that load. dropped says that

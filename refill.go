@@ -208,17 +208,17 @@ func (r *refill[V]) askL1(e *entry[V]) next {
 	if e == nil || !r.l1.Valid(e) {
 		return next{step: stepLookUp}
 	}
-	r.seen = e.Data.token
+	r.seen = e.Data.token()
 	now := r.now()
 	f := inL1(e, now)
 	switch {
-	case e.Data.noStore && r.uncacheable(f):
+	case e.Data.noStore() && r.uncacheable(f):
 		return next{step: stepUncacheable}
-	case e.Data.noStore:
+	case e.Data.noStore():
 		return next{step: stepLookUp}
 	case r.offer(e, f, OutcomeHit): // the entry comes from a flight that ended a moment ago
 		return next{step: stepDone}
-	case f != refreshDue && e.Data.life.at(now) <= refreshDue && r.want != flight.Refresh:
+	case f != refreshDue && lifeIn(e).at(now) <= refreshDue && r.want != flight.Refresh:
 		return next{step: stepLookUp}
 	}
 	return next{step: stepAcquire}
@@ -281,7 +281,7 @@ func (r *refill[V]) serve(s snapshot, o Outcome) next {
 	if e == nil {
 		return r.onMiss(driver.RecordToken(s.record), storedAt)
 	}
-	r.seen = e.Data.token
+	r.seen = e.Data.token()
 	states, err := r.statesOf(e, s.tags)
 	switch {
 	case err != nil:
@@ -289,8 +289,8 @@ func (r *refill[V]) serve(s snapshot, o Outcome) next {
 	case !r.tagsValid(e, states):
 		return next{step: stepAcquire}
 	}
-	f := e.Data.life.at(r.now())
-	if e.Data.noStore {
+	f := lifeIn(e).at(r.now())
+	if e.Data.noStore() {
 		r.keepInL1(e, s.record)
 		if r.uncacheable(f) {
 			return next{step: stepUncacheable}
@@ -298,12 +298,12 @@ func (r *refill[V]) serve(s snapshot, o Outcome) next {
 		return next{step: stepAcquire}
 	}
 	if own := r.unconfirmedAfter(e); own != nil {
-		if r.offer(own, own.Data.life.at(r.now()), OutcomeHit) {
+		if r.offer(own, lifeIn(own).at(r.now()), OutcomeHit) {
 			return next{step: stepDone}
 		}
 		return next{step: stepAcquire}
 	}
-	if e.Data.token == r.awaited && !states.expired(e.Data.tags(), e.Data.life.began) {
+	if e.Data.token() == r.awaited && !states.expired(e.Data.tags(), lifeIn(e).began) {
 		f, o = fresh, OutcomeLoadedElsewhere
 	}
 	if f <= stale && (r.want != flight.Refresh || o == OutcomeLoadedElsewhere) {
@@ -345,7 +345,7 @@ func (r *refill[V]) offer(e *entry[V], f freshness, o Outcome) (done bool) {
 	if r.want == flight.Refresh && o != OutcomeLoadedElsewhere {
 		return false
 	}
-	a := answer[V]{entry: e, outcome: o, err: e.Data.err, withoutStore: r.noStore}
+	a := answer[V]{entry: e, outcome: o, err: e.Data.err(), withoutStore: r.noStore}
 	switch f {
 	case fresh:
 		r.flight.Finish(a)

@@ -2,6 +2,7 @@ package refill
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"runtime"
 	"strings"
@@ -75,11 +76,18 @@ func TestLocalBytesBoundsTheHeap(t *testing.T) {
 		return m
 	}))
 	t.Run("absences", heapOf[*sizedProduct](nil))
+	small := func(i int) struct{ N int } { return struct{ N int }{i} }
+	t.Run("tags and validators", heapOf(small, func(r *driver.Record) {
+		r.Tags, r.Validator = []string{"a", "b", r.Token}, strings.Repeat("v", 100)
+	}))
+	t.Run("tokens of another form", heapOf(small, func(r *driver.Record) { r.Token = strings.Repeat("t", 100) + r.Token + "-" }))
+	t.Run("spans of their own", heapOf(small, func(r *driver.Record) { r.StaleFor = time.Duration(rand.Int64N(1 << 50)) }))
 }
 
-// heapOf returns a test that puts the values of valueOf into L1, or absences if valueOf is nil. Of each three values,
+// heapOf returns a test that puts the values of valueOf into L1, or absences if valueOf is nil, with the records as
+// change leaves them. Of each three values,
 // the second replaces the first, and the third is invalidated. The test then checks how much the heap has grown.
-func heapOf[V any](valueOf func(i int) V) func(t *testing.T) {
+func heapOf[V any](valueOf func(i int) V, change ...func(*driver.Record)) func(t *testing.T) {
 	return func(t *testing.T) {
 		localBytes := testLocalBytes()
 		before := heapInUse()
@@ -93,7 +101,7 @@ func heapOf[V any](valueOf func(i int) V) func(t *testing.T) {
 			if i%3 == 1 {
 				key = fmt.Sprint("product:", i-1)
 			}
-			record := recordOf(t, l, i, valueOf)
+			record := recordOf(t, l, i, valueOf, change...)
 			e, _ := l.decode(key, record, l.l1.Epoch(key))
 			l.putL1(e, record)
 			if i%3 == 2 {
@@ -109,7 +117,9 @@ func heapOf[V any](valueOf func(i int) V) func(t *testing.T) {
 	}
 }
 
-func recordOf[V any](t *testing.T, l *Loader[V], i int, valueOf func(int) V) []byte {
+func recordOf[V any](
+	t *testing.T, l *Loader[V], i int, valueOf func(int) V, change ...func(*driver.Record),
+) []byte {
 	t.Helper()
 	now := time.Now()
 	r := driver.Record{Token: l.node.token(), LoadBegan: now, FreshUntil: now.Add(time.Hour), Kind: l.kind}
@@ -118,6 +128,9 @@ func recordOf[V any](t *testing.T, l *Loader[V], i int, valueOf func(int) V) []b
 		r.Payload = fmt.Append(nil, "product ", i, " does not exist")
 	} else if r.Payload, err = l.codec.Marshal(valueOf(i)); err != nil {
 		t.Fatal(err)
+	}
+	for _, f := range change {
+		f(&r)
 	}
 	record, err := r.Append(nil)
 	if err != nil {

@@ -142,11 +142,12 @@ func (l *Loader[V]) tagsValid(e *entry[V], states tagStates) bool {
 		if micros(s.Invalidated) > l.now()+maxFuture {
 			l.retryLater(l.fullTags([]string{tag}), true, false)
 		}
-		if !s.Known || e.Data.life.began <= micros(s.Invalidated) {
+		if !s.Known || lifeIn(e).began <= micros(s.Invalidated) {
 			return false
 		}
-		if e.Data.life.began <= micros(s.Expired) {
-			e.Data.life = e.Data.life.expiredAt(micros(s.Expired))
+		if lifeIn(e).began <= micros(s.Expired) {
+			life := lifeIn(e).expiredAt(micros(s.Expired))
+			e.Data.add().life = &life
 		}
 	}
 	return true
@@ -175,7 +176,7 @@ func (r *refill[V]) ensureTagsOf(e *entry[V]) {
 	if len(tags) == 0 {
 		return
 	}
-	age := e.Data.life.age(r.now())
+	age := lifeIn(e).age(r.now())
 	uses := make([]tagUse, len(tags))
 	for i, tag := range tags {
 		uses[i] = tagUse{tag, age}

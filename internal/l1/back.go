@@ -76,15 +76,16 @@ func (t *backTable[T]) put(hash uint64, e *Entry[T]) {
 	}
 	defer g.left.Add(1)
 	full := t.held.Load() > t.most
-	if old, ok := t.cache.Get(hash); ok && (full || costOf(old) < e.cost) {
+	if old, ok := t.cache.Get(hash); ok && (full || costOf(old) < costOf(e)) {
 		t.cache.Del(hash)
 	}
 	if full {
 		return
 	}
-	t.held.Add(e.cost)
-	if !t.cache.Set(hash, e, e.cost) {
-		t.held.Add(-e.cost)
+	cost := costOf(e)
+	t.held.Add(cost)
+	if !t.cache.Set(hash, e, cost) {
+		t.held.Add(-cost)
 	}
 }
 

@@ -45,13 +45,6 @@ type Epoch struct {
 	Tags         uint64 // how many invalidations of tags there were
 }
 
-// Unconfirmed returns an epoch for an entry that may be missing in the store. Such an entry is never [Cache.Valid], so
-// it is served only while the store does not answer.
-func (e Epoch) Unconfirmed() Epoch {
-	e.subscription = notSubscribed
-	return e
-}
-
 // Confirmed reports whether the entry was in the store while announcements could be received.
 func (e Epoch) Confirmed() bool { return e.subscription != notSubscribed }
 
@@ -68,21 +61,36 @@ func (c *Cache[T]) Epoch(key string) Epoch {
 	return e
 }
 
+// Epoch returns the epoch of e. Epoch.Tags is 0 if e has no tags.
+func (e *Entry[T]) Epoch() Epoch {
+	noted := Epoch{Key: e.epoch, subscription: e.subscription}
+	if e.tags != nil {
+		noted.Tags = e.tags.epoch
+	}
+	return noted
+}
+
+// Unconfirm says, before Put, that e may be missing in the store. Such an entry is never [Cache.Valid], so it is served
+// only while the store does not answer.
+func (e *Entry[T]) Unconfirm() { e.subscription = notSubscribed }
+
 // Valid reports whether e is still valid. An entry is valid if this process has been subscribed ever since the read
 // of the entry began, and has received no invalidation of the entry since then.
-func (c *Cache[T]) Valid(e *Entry[T]) bool { return c.valid(c.Hash(e.Key), e) }
+func (c *Cache[T]) Valid(e *Entry[T]) bool { return c.valid(c.stripes.Load(), c.Hash(e.Key), e) }
 
-func (c *Cache[T]) valid(hash uint64, e *Entry[T]) bool {
-	return e.Epoch.subscription == c.subscription.Load() && c.notInvalidated(hash, e)
+// valid is Valid, with the stripes of the Cache and the hash of the key.
+func (c *Cache[T]) valid(s *stripes, hash uint64, e *Entry[T]) bool {
+	return e.subscription == c.subscription.Load() && s.notInvalidated(hash, e.epoch, e.tags)
 }
 
 // NotInvalidated reports whether this process has received no invalidation of e. It promises less than Valid, because
 // this process may have missed an invalidation while it could not receive announcements.
-func (c *Cache[T]) NotInvalidated(e *Entry[T]) bool { return c.notInvalidated(c.Hash(e.Key), e) }
+func (c *Cache[T]) NotInvalidated(e *Entry[T]) bool {
+	return c.stripes.Load().notInvalidated(c.Hash(e.Key), e.epoch, e.tags)
+}
 
-func (c *Cache[T]) notInvalidated(hash uint64, e *Entry[T]) bool {
-	s := c.stripes.Load()
-	return s != nil && e.Epoch.Key == s.keys[hash%keyStripes].Load() && !s.tagInvalidated(e.tags, e.Epoch.Tags)
+func (s *stripes) notInvalidated(hash uint64, epoch uint32, tags *tagged) bool {
+	return s != nil && epoch == s.keys[hash%keyStripes].Load() && (tags == nil || !s.tagInvalidated(tags))
 }
 
 // Invalidate makes the entry of key invalid. If a read of key has already begun, the entry made from that read will
@@ -119,16 +127,13 @@ func (c *Cache[T]) TagEpoch() uint64 { return c.tagEpoch.Load() }
 // TagInvalidated reports whether a tag of e was invalidated after the read of e began.
 func (c *Cache[T]) TagInvalidated(e *Entry[T]) bool {
 	s := c.stripes.Load()
-	return s != nil && s.tagInvalidated(e.tags, e.Epoch.Tags)
+	return s != nil && e.tags != nil && s.tagInvalidated(e.tags)
 }
 
-// tagInvalidated reports whether a tag was invalidated since epoch. tags is nil for none.
-func (s *stripes) tagInvalidated(tags *[]uint16, epoch uint64) bool {
-	if tags == nil {
-		return false
-	}
-	for _, tag := range *tags {
-		if s.tags[tag].Load() > epoch {
+// tagInvalidated reports whether one of the tags was invalidated since their epoch.
+func (s *stripes) tagInvalidated(t *tagged) bool {
+	for _, tag := range t.stripes {
+		if s.tags[tag].Load() > t.epoch {
 			return true
 		}
 	}

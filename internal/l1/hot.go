@@ -23,7 +23,7 @@ func (t *hotTable[T]) slot(hash uint64) *atomic.Pointer[Entry[T]] {
 }
 
 // put stores e in its slot, even if the slot holds another key, because the next Get of e.Key must find e in this
-// table. e.cost is at most room. If the table is then above its room, put evicts the entries of other slots.
+// table. The cost of e is at most room. If the table is then above its room, put evicts the entries of other slots.
 func (t *hotTable[T]) put(hash uint64, e *Entry[T]) {
 	slot := t.slot(hash)
 	t.account(slot.Swap(e), e)
@@ -36,7 +36,7 @@ func (t *hotTable[T]) put(hash uint64, e *Entry[T]) {
 
 // promote replaces old by e if old is still in the slot and the table has room for e.
 func (t *hotTable[T]) promote(hash uint64, old, e *Entry[T]) {
-	if t.used.Load()+e.cost <= t.room+costOf(old) && t.slot(hash).CompareAndSwap(old, e) {
+	if t.used.Load()+costOf(e) <= t.room+costOf(old) && t.slot(hash).CompareAndSwap(old, e) {
 		t.account(old, e)
 	}
 }
@@ -54,5 +54,5 @@ func costOf[T any](e *Entry[T]) int64 {
 	if e == nil {
 		return 0
 	}
-	return e.cost
+	return int64(e.cost)
 }

@@ -49,24 +49,33 @@ type Cache[T any] struct {
 
 // tables is where the entries are.
 type tables[T any] struct {
-	hot  hotTable[T]
-	back backTable[T]
+	stripes *stripes // those of the Cache, so that a hit need not load Cache.stripes as well
+	hot     hotTable[T]
+	back    backTable[T]
 }
 
-// Entry is the value of one key. Only its atomic fields change after Put. The fields that a hit reads fit into the
-// first cache line.
+// Entry is the value of one key. Only its atomic fields change after Put. A hit reads the fields down to tags, and Data.
+// With a T of 40 bytes, an Entry has 112 bytes, and Go allocates no more for it. Any further field costs each entry 16
+// bytes.
 type Entry[T any] struct {
-	Key        string
-	Epoch      Epoch
-	ServeUntil atomic.Int64 // the entry is a hit before this moment; 0 = another node has a newer value
-	NotBefore  int64        // no hit while the clock is before this moment, because the clock was then set back
-	touched    atomic.Int64 // tick at which ristretto last learned that the entry is in use
-	tags       *[]uint16    // stripes of its tags; nil for none
-	Data       T
+	Key          string
+	ServeUntil   atomic.Int64  // the entry is a hit before this moment; 0 = another node has a newer value
+	NotBefore    int64         // no hit while the clock is before this moment, because the clock was then set back
+	touched      atomic.Uint32 // tick at which ristretto last learned that the entry is in use; the lower half of the time
+	epoch        uint32        // Epoch.Key
+	subscription uint32        // Epoch.subscription
+	cost         uint32        // what the entry counts toward the bound of a table: 1, or its bytes if Cache.byBytes
+	tags         *tagged       // nil for none
+	Data         T
 
 	TrustUntil int64        // after this moment, this process may have missed a change by another node
 	RefreshAt  atomic.Int64 // no background refresh before this moment
-	cost       int64        // what the entry counts toward the bound of a table: 1, or its bytes if Cache.byBytes
+}
+
+// tagged is what only an Entry with tags has.
+type tagged struct {
+	epoch   uint64   // Epoch.Tags
+	stripes []uint16 // of its tags
 }
 
 // New returns an empty Cache. Close ends its goroutines.
@@ -92,8 +101,11 @@ type limits struct {
 // limitsOf returns the limits of a Cache whose entries take overhead bytes beside key and value.
 func limitsOf(cfg Config, overhead int64) limits {
 	byBytes := cfg.Bytes < math.MaxInt64
-	if byBytes { // no more entries than fit into Bytes
+	if byBytes { // no more entries than fit into Bytes, and no more bytes than Entries of the largest cost
 		cfg.Entries = int(min(int64(cfg.Entries), max(1, cfg.Bytes/overhead)))
+		if all := int64(cfg.Entries); cfg.Bytes/maxCost >= all {
+			cfg.Bytes = all * maxCost
+		}
 	}
 	slots := 1 // at most a quarter of Entries, because hot table and ristretto share the bound
 	for slots*8 <= cfg.Entries && slots < maxHot {
@@ -123,7 +135,7 @@ func (c *Cache[T]) forPut() *tables[T] {
 	if t := c.tables.Load(); t != nil || c.closed {
 		return t
 	}
-	t := new(tables[T])
+	t := &tables[T]{stripes: c.noted()}
 	t.hot.setUp(c.slots, c.hotRoom)
 	t.back.setUp(c.most, &ristretto.Config[uint64, *Entry[T]]{
 		NumCounters:        min(10*c.entries, maxCounters),
@@ -134,6 +146,9 @@ func (c *Cache[T]) forPut() *tables[T] {
 	c.tables.Store(t)
 	return t
 }
+
+// maxCost is the largest cost of an entry, so that Entry.cost needs four bytes.
+const maxCost = math.MaxUint32
 
 // maxCounters bounds the memory for the counters of ristretto, which take about 4 bytes each. An entry needs ten
 // counters. With more than maxCounters/10 entries, ristretto chooses less exactly which entries to keep.
@@ -160,10 +175,10 @@ func (c *Cache[T]) Fresh(key string) *Entry[T] {
 		if e = c.getBack(t, h, key); e == nil {
 			return nil
 		}
-	} else if e.touched.Load() != now {
+	} else if e.touched.Load() != uint32(now) {
 		c.touch(t, h, e, now)
 	}
-	if now >= e.ServeUntil.Load() || now < e.NotBefore || !c.valid(h, e) {
+	if now >= e.ServeUntil.Load() || now < e.NotBefore || !c.valid(t.stripes, h, e) {
 		if now == asleep && c.clock.use() != asleep {
 			return c.Fresh(key) // by the time that use has just read
 		}
@@ -183,7 +198,7 @@ func (c *Cache[T]) Get(key string) *Entry[T] {
 	if e == nil || e.Key != key {
 		return c.getBack(t, h, key)
 	}
-	if e.touched.Load() != now {
+	if e.touched.Load() != uint32(now) {
 		c.touch(t, h, e, now)
 	}
 	return e
@@ -209,7 +224,7 @@ func (c *Cache[T]) Look(key string) *Entry[T] {
 // touch tells ristretto and the clock once per tick that an entry of the hot table is in use. Otherwise ristretto would
 // see no reads of the hottest keys, and would evict them first, and the clock would fall asleep.
 func (c *Cache[T]) touch(t *tables[T], h uint64, e *Entry[T], now int64) {
-	e.touched.Store(now)
+	e.touched.Store(uint32(now))
 	c.clock.use()
 	t.back.get(h)
 }
@@ -235,7 +250,7 @@ func (c *Cache[T]) promote(t *tables[T], h uint64, e *Entry[T]) {
 	if old != nil && old.Key == e.Key {
 		return // old was put after e was read from ristretto
 	}
-	if old != nil && old.touched.Load() == c.clock.now.Load() {
+	if old != nil && old.touched.Load() == uint32(c.clock.now.Load()) {
 		if there, _ := t.back.get(c.Hash(old.Key)); there == nil {
 			return
 		}
@@ -245,37 +260,37 @@ func (c *Cache[T]) promote(t *tables[T], h uint64, e *Entry[T]) {
 
 // NewEntry makes an entry for Put. epoch is the epoch of key, which the caller noted before its read of data began.
 func (c *Cache[T]) NewEntry(key string, epoch Epoch, tags []string, data T) *Entry[T] {
-	e := &Entry[T]{Key: key, Data: data, Epoch: epoch}
+	e := &Entry[T]{Key: key, Data: data, epoch: epoch.Key, subscription: epoch.subscription}
 	if len(tags) > 0 {
-		stripes := make([]uint16, len(tags))
+		e.tags = &tagged{epoch: epoch.Tags, stripes: make([]uint16, len(tags))}
 		for i, tag := range tags {
-			stripes[i] = c.tagStripe(tag)
+			e.tags.stripes[i] = c.tagStripe(tag)
 		}
-		e.tags = &stripes
 	}
 	return e
 }
 
 // Put adds e, or replaces the entry of the same key. size is how many bytes e.Data refers to, see [SizeOf]. Put keeps
-// no entry that takes more than a quarter of Config.Bytes.
+// no entry that takes more than a quarter of Config.Bytes, or more than 4 GiB.
 func (c *Cache[T]) Put(e *Entry[T], size int64) {
 	t := c.forPut()
 	if t == nil {
 		return
 	}
-	e.cost = 1
+	cost := int64(1)
 	if c.byBytes {
-		e.cost = max(size+c.overhead()+allocated(len(e.Key)), c.minCost)
+		cost = max(size+c.overhead()+allocated(len(e.Key)), c.minCost)
 		if e.tags != nil {
-			e.cost += allocated(24) + allocated(2*len(*e.tags))
+			cost += allocated(int(unsafe.Sizeof(*e.tags))) + allocated(2*len(e.tags.stripes))
 		}
 	}
 	h := c.Hash(e.Key)
-	if e.cost > c.hotRoom {
+	if cost > min(c.hotRoom, maxCost) {
 		t.drop(h, e.Key)
 		return
 	}
-	e.touched.Store(c.clock.now.Load())
+	e.cost = uint32(cost)
+	e.touched.Store(uint32(c.clock.now.Load()))
 	t.hot.put(h, e)
 	t.back.put(h, e)
 }

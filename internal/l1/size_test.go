@@ -55,7 +55,7 @@ func TestLargerValuesKeepTheBound(t *testing.T) {
 	}
 	tables := c.tables.Load()
 	var sum int64
-	tables.back.cache.IterValues(func(e *Entry[int]) bool { sum += e.cost; return false })
+	tables.back.cache.IterValues(func(e *Entry[int]) bool { sum += costOf(e); return false })
 	if held := tables.back.held.Load(); sum != held {
 		t.Errorf("ristretto holds %d bytes, %d are counted", sum, held)
 	}

@@ -93,18 +93,18 @@ var promises = []promise{
 		}},
 		{"TestAReadAcrossABreakOfTheSubscription", memory, "an announcement lost with the subscription", mutant{
 			"no epoch of the subscription", epoch,
-			"return e.Epoch.subscription == c.subscription.Load() && c.notInvalidated(hash, e)",
-			"return c.notInvalidated(hash, e)",
+			"return e.subscription == c.subscription.Load() && s.notInvalidated(hash, e.epoch, e.tags)",
+			"return s.notInvalidated(hash, e.epoch, e.tags)",
 		}},
 		{"TestInvalidateTagDuringALoad", memory, "InvalidateTag during a load whose tags are not known yet", mutant{
-			"L1 ignores tags", epoch, " && !s.tagInvalidated(e.tags, e.Epoch.Tags)", "",
+			"L1 ignores tags", epoch, " && (tags == nil || !s.tagInvalidated(tags))", "",
 		}},
 		{"TestInvalidateTag", memory, "InvalidateTag whose announcement is lost, on a node without L1", mutant{
 			"the tag state is ignored", "tags.go",
-			"if !s.Known || e.Data.life.began <= micros(s.Invalidated) {", "if !s.Known {",
+			"if !s.Known || lifeIn(e).began <= micros(s.Invalidated) {", "if !s.Known {",
 		}},
 		{"TestLostTagState", memory, "the store has lost the state of a tag", mutant{
-			"an unknown tag counts as valid", "tags.go", "if !s.Known || e.Data.life", "if e.Data.life",
+			"an unknown tag counts as valid", "tags.go", "if !s.Known || lifeIn(e)", "if lifeIn(e)",
 		}},
 		{"TestInvalidateTagOfAnySize", real, "InvalidateTag of 10 and of 5,000 values (100,000 here), and during a bulk load",
 			mutant{}},
@@ -151,7 +151,7 @@ var promises = []promise{
 		}},
 		{"TestStaleOnErrorKeepsItsBound", memory, "a failing refresh across the end of StaleIfError", mutant{
 			"StaleIfError has no end", "outage.go",
-			"if e.Data.life.at(r.now()) <= errorOnly && r.l1.NotInvalidated(e)", "if r.l1.NotInvalidated(e)",
+			"if lifeIn(e).at(r.now()) <= errorOnly && r.l1.NotInvalidated(e)", "if r.l1.NotInvalidated(e)",
 		}},
 		{"TestClockSetBackEndsValues", real, "the clock of Redis set back by an hour: values", mutant{
 			"an entry from the future is a hit", l1, " || now < e.NotBefore", "",
