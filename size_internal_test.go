@@ -80,7 +80,9 @@ func TestLocalBytesBoundsTheHeap(t *testing.T) {
 	t.Run("tags and validators", heapOf(small, func(r *driver.Record) {
 		r.Tags, r.Validator = []string{"a", "b", r.Token}, strings.Repeat("v", 100)
 	}))
-	t.Run("tokens of another form", heapOf(small, func(r *driver.Record) { r.Token = strings.Repeat("t", 100) + r.Token + "-" }))
+	t.Run("tokens of another form", heapOf(small, func(r *driver.Record) {
+		r.Token = strings.Repeat("t", 100) + r.Token + "-"
+	}))
 	t.Run("spans of their own", heapOf(small, func(r *driver.Record) { r.StaleFor = time.Duration(rand.Int64N(1 << 50)) }))
 }
 

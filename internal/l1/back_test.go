@@ -17,7 +17,7 @@ import (
 func TestCloseBesideCalls(t *testing.T) {
 	for range 100 {
 		c, tables := newTestCache(t, Config{}), &tables[int]{}
-		tables.hot.setUp(c.slots, c.hotRoom)
+		tables.hot.setUp(c.limits)
 		tables.back.setUp(c.most, &ristretto.Config[uint64, *Entry[int]]{NumCounters: 10, MaxCost: 10, BufferItems: 1})
 		c.tables.Store(tables)
 		var (

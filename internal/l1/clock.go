@@ -34,6 +34,10 @@ type clock struct {
 const (
 	asleep    = math.MaxInt64
 	idleTicks = 10 // with fewer, a Cache that is used at each second or third tick would wake its clock each time
+
+	// touchTicks is how often an entry that is hit all the time is touched. It is below idleTicks, because a touch keeps
+	// the clock awake. A touch costs as much as a hit in ristretto, so 10,000 hot keys would notice a touch per tick.
+	touchTicks = 4
 )
 
 // clockKey says which Caches share a clock.

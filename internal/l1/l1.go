@@ -32,8 +32,9 @@ type Config struct {
 
 // Cache holds entries of T. Until it is used, it has no goroutine and takes little memory.
 type Cache[T any] struct {
-	clock *clock // a hit reads the fields down to subscription, which hardly ever change
-	seed  maphash.Seed
+	clock      *clock // a hit reads the fields down to subscription, which hardly ever change
+	seed       maphash.Seed
+	touchAfter uint32 // touchTicks in µs
 
 	// tables is nil until the first Put makes it, under life, and then stays the same. It stays nil if the cache is off.
 	tables       atomic.Pointer[tables[T]]
@@ -54,14 +55,14 @@ type tables[T any] struct {
 	back    backTable[T]
 }
 
-// Entry is the value of one key. Only its atomic fields change after Put. A hit reads the fields down to tags, and Data.
-// With a T of 40 bytes, an Entry has 112 bytes, and Go allocates no more for it. Any further field costs each entry 16
-// bytes.
+// Entry is the value of one key. Only its atomic fields change after Put. A hit reads the fields down to tags, and
+// Data. With a T of 40 bytes, an Entry has 112 bytes, and Go allocates no more for it. Any further field would cost
+// each entry 16 bytes.
 type Entry[T any] struct {
 	Key          string
 	ServeUntil   atomic.Int64  // the entry is a hit before this moment; 0 = another node has a newer value
 	NotBefore    int64         // no hit while the clock is before this moment, because the clock was then set back
-	touched      atomic.Uint32 // tick at which ristretto last learned that the entry is in use; the lower half of the time
+	touched      atomic.Uint32 // when ristretto last learned that the entry is in use; the lower half of the time
 	epoch        uint32        // Epoch.Key
 	subscription uint32        // Epoch.subscription
 	cost         uint32        // what the entry counts toward the bound of a table: 1, or its bytes if Cache.byBytes
@@ -81,6 +82,7 @@ type tagged struct {
 // New returns an empty Cache. Close ends its goroutines.
 func New[T any](cfg Config) *Cache[T] {
 	c := &Cache[T]{seed: maphash.MakeSeed(), clock: clockOf(cfg)}
+	c.touchAfter = uint32(min(touchTicks*cfg.Tick, time.Minute) / time.Microsecond)
 	if !cfg.Off {
 		c.limits = limitsOf(cfg, c.overhead())
 	}
@@ -89,13 +91,14 @@ func New[T any](cfg Config) *Cache[T] {
 
 // limits say how large a Cache can become. They are zero if the cache is off.
 type limits struct {
-	byBytes bool  // the cost of an entry is its size in bytes; if false, it is 1
-	minCost int64 // least cost of an entry; with it, the bound on the sum of costs also bounds the number of entries
-	slots   int   // of the hot table
-	hotRoom int64 // largest sum of costs in the hot table
-	room    int64 // the same in ristretto
-	most    int64 // the same in ristretto and its queue
-	entries int64
+	byBytes    bool  // the cost of an entry is its size in bytes; if false, it is 1
+	minCost    int64 // least cost of an entry; with it, the bound on the sum of costs also bounds the number of entries
+	slots      int   // of the hot table
+	hotRoom    int64 // largest sum of costs in the hot table
+	hotMinCost int64 // minCost in the hot table
+	room       int64 // the same in ristretto
+	most       int64 // the same in ristretto and its queue
+	entries    int64
 }
 
 // limitsOf returns the limits of a Cache whose entries take overhead bytes beside key and value.
@@ -107,15 +110,17 @@ func limitsOf(cfg Config, overhead int64) limits {
 			cfg.Bytes = all * maxCost
 		}
 	}
-	slots := 1 // at most a quarter of Entries, because hot table and ristretto share the bound
-	for slots*8 <= cfg.Entries && slots < maxHot {
+	slots := 2 // most of them stay empty, so that few pairs have to serve more than two hot keys
+	for slots < cfg.Entries && slots < maxHot {
 		slots *= 2
 	}
-	m := limits{slots: slots, hotRoom: int64(slots), entries: int64(cfg.Entries), most: math.MaxInt64, minCost: 1}
-	m.room = max(1, m.entries-m.hotRoom)
+	m := limits{slots: slots, entries: int64(cfg.Entries), most: math.MaxInt64, minCost: 1, hotMinCost: 1}
+	hot := max(1, min(m.entries/5, int64(slots))) // entries; hot table and ristretto share the bound
+	m.hotRoom, m.room = hot, max(1, m.entries-hot)
 	if byBytes {
 		m.byBytes = true
 		m.hotRoom = cfg.Bytes / 4
+		m.hotMinCost = max(1, m.hotRoom/hot)
 		m.most = cfg.Bytes - m.hotRoom
 		bytes := max(1, m.most-cfg.Bytes/8) // an eighth of Bytes is for entries in the queue of ristretto
 		m.minCost = max(1, bytes/m.room)
@@ -136,7 +141,7 @@ func (c *Cache[T]) forPut() *tables[T] {
 		return t
 	}
 	t := &tables[T]{stripes: c.noted()}
-	t.hot.setUp(c.slots, c.hotRoom)
+	t.hot.setUp(c.limits)
 	t.back.setUp(c.most, &ristretto.Config[uint64, *Entry[T]]{
 		NumCounters:        min(10*c.entries, maxCounters),
 		MaxCost:            c.room,
@@ -164,18 +169,18 @@ const perItem = 200
 
 // Fresh returns the entry of key if the entry can be served as fresh, and nil otherwise. Fresh is the whole path of a
 // hit. For an entry in the hot table it needs no lock, timer, allocation or system clock, except that touch calls
-// ristretto once per tick. If the coarse clock sleeps, Fresh wakes it.
+// ristretto once in touchTicks. If the coarse clock sleeps, Fresh wakes it.
 func (c *Cache[T]) Fresh(key string) *Entry[T] {
 	h, now, t := c.Hash(key), c.clock.now.Load(), c.tables.Load()
 	if t == nil {
 		return nil
 	}
-	e := t.hot.slot(h).Load()
+	e := t.hot.slots[t.hot.first(h)].Load()
 	if e == nil || e.Key != key {
-		if e = c.getBack(t, h, key); e == nil {
+		if e = c.find(t, h, key, now); e == nil {
 			return nil
 		}
-	} else if e.touched.Load() != uint32(now) {
+	} else if !c.usedLately(e, now) {
 		c.touch(t, h, e, now)
 	}
 	if now >= e.ServeUntil.Load() || now < e.NotBefore || !c.valid(t.stripes, h, e) {
@@ -193,15 +198,7 @@ func (c *Cache[T]) Get(key string) *Entry[T] {
 	if t == nil {
 		return nil
 	}
-	h, now := c.Hash(key), c.clock.use()
-	e := t.hot.slot(h).Load()
-	if e == nil || e.Key != key {
-		return c.getBack(t, h, key)
-	}
-	if e.touched.Load() != uint32(now) {
-		c.touch(t, h, e, now)
-	}
-	return e
+	return c.find(t, c.Hash(key), key, c.clock.use())
 }
 
 // Look is Get for announcements. It is no use of the Cache, so it does not wake the coarse clock.
@@ -211,18 +208,34 @@ func (c *Cache[T]) Look(key string) *Entry[T] {
 		return nil
 	}
 	h := c.Hash(key)
-	e := t.hot.slot(h).Load()
-	if e == nil || e.Key != key {
-		e, _ = t.back.get(h)
+	if e := t.hot.get(h, key); e != nil {
+		return e
 	}
-	if e == nil || e.Key != key {
-		return nil
+	if e, _ := t.back.get(h); e != nil && e.Key == key {
+		return e
+	}
+	return nil
+}
+
+// find returns the entry of key from the hot table or from ristretto, or nil.
+func (c *Cache[T]) find(t *tables[T], h uint64, key string, now int64) *Entry[T] {
+	e := t.hot.get(h, key)
+	if e == nil {
+		return c.getBack(t, h, key)
+	}
+	if !c.usedLately(e, now) {
+		c.touch(t, h, e, now)
 	}
 	return e
 }
 
-// touch tells ristretto and the clock once per tick that an entry of the hot table is in use. Otherwise ristretto would
-// see no reads of the hottest keys, and would evict them first, and the clock would fall asleep.
+// usedLately reports whether e was touched less than touchTicks ago.
+func (c *Cache[T]) usedLately(e *Entry[T], now int64) bool {
+	return uint32(now)-e.touched.Load() < c.touchAfter
+}
+
+// touch tells ristretto and the clock, once in touchTicks, that an entry of the hot table is in use. Otherwise
+// ristretto would see no reads of the hottest keys, and would evict them first, and the clock would fall asleep.
 func (c *Cache[T]) touch(t *tables[T], h uint64, e *Entry[T], now int64) {
 	e.touched.Store(uint32(now))
 	c.clock.use()
@@ -242,20 +255,38 @@ func (c *Cache[T]) getBack(t *tables[T], h uint64, key string) *Entry[T] {
 	return e
 }
 
-// promote puts an entry of ristretto into the hot table. getBack calls promote for one hit in 32, so keys that share
-// a slot occupy the slot in proportion to their traffic. If the old entry in the slot was used in this tick, promote
-// replaces it only if ristretto holds it as well. An old entry that ristretto has rejected or evicted would be lost.
+// promote puts an entry of ristretto into the hot table. getBack calls promote for one hit in 32. If the entry has to
+// displace others, because both slots of its pair are taken or the table is full, the hand of the table chooses among
+// those. So keys are in the table for a share of the time that grows with their traffic.
 func (c *Cache[T]) promote(t *tables[T], h uint64, e *Entry[T]) {
-	old := t.hot.slot(h).Load()
-	if old != nil && old.Key == e.Key {
-		return // old was put after e was read from ristretto
+	_, old := t.hot.choose(h, e.Key)
+	if old != nil && (old.Key == e.Key || !c.mayDisplace(t, old)) { // old of the same key was put after e was read
+		return
 	}
-	if old != nil && old.touched.Load() == uint32(c.clock.now.Load()) {
-		if there, _ := t.back.get(c.Hash(old.Key)); there == nil {
+	for range maxVictims {
+		if t.hot.fits(old, e) {
+			t.hot.replace(h, old, e)
 			return
 		}
+		slot, victim := t.hot.next()
+		if victim == nil || !c.mayDisplace(t, victim) {
+			return
+		}
+		t.hot.evict(slot, victim)
 	}
-	t.hot.promote(h, old, e)
+}
+
+// maxVictims is how many entries promote evicts at most. More than one is needed only if their values are smaller.
+const maxVictims = 4
+
+// mayDisplace reports whether promote may remove e from the hot table. If e was used lately, ristretto has to hold e as
+// well, because an entry that ristretto has rejected or evicted would be lost.
+func (c *Cache[T]) mayDisplace(t *tables[T], e *Entry[T]) bool {
+	if !c.usedLately(e, c.clock.now.Load()) {
+		return true
+	}
+	there, _ := t.back.get(c.Hash(e.Key))
+	return there != nil
 }
 
 // NewEntry makes an entry for Put. epoch is the epoch of key, which the caller noted before its read of data began.
