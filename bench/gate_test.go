@@ -37,7 +37,7 @@ func refillRig(t *testing.T, s peers.Settings) (*rig, peers.Peer, peers.Settings
 func TestAHitInL1AllocatesNothing(t *testing.T) {
 	r, _, _ := refillRig(t, peers.Settings{})
 	keys := names(100)
-	if missing, err := r.warm(t.Context(), keys); err != nil || missing != 0 {
+	if missing, err := r.warm(t.Context(), keys, 8); err != nil || missing != 0 {
 		t.Fatalf("%v of the keys are not in L1, %v", missing, err)
 	}
 	i := 0

@@ -171,9 +171,9 @@ func costOf(took time.Duration, before, after *runtime.MemStats, gets int) cost 
 	}
 }
 
-// warm calls Get for all keys, ten times at most, until L1 answers every Get. warm returns the share of keys that L1
-// still does not have.
-func (r *rig) warm(ctx context.Context, keys []string) (missing float64, err error) {
+// warm calls Get for all keys from g goroutines, ten times at most, until L1 answers every Get. warm returns the share
+// of keys that L1 still does not have.
+func (r *rig) warm(ctx context.Context, keys []string, g int) (missing float64, err error) {
 	if p, ok := r.Cache.(peers.Putter); ok {
 		all := make(map[string]*peers.Product, len(keys))
 		for _, key := range keys {
@@ -183,7 +183,7 @@ func (r *rig) warm(ctx context.Context, keys []string) (missing float64, err err
 	}
 	for range 10 {
 		r.reset()
-		if err := r.each(ctx, keys, 8); err != nil {
+		if err := r.each(ctx, keys, g); err != nil {
 			return 0, err
 		}
 		loads, commands := r.work()
