@@ -336,9 +336,9 @@ func (l *Loader[V]) wait(ctx context.Context, m membership[V]) *answer[V] {
 // outdated reports whether the answer of a flight is too old for this caller. The danger: 1. The flight reads the store
 // or begins its load. 2. An invalidation returns. 3. A caller joins the flight as a Latecomer. A Latecomer is a caller
 // that joins after the flight has answered or has begun its load. So a Latecomer takes a stored answer only if L1 would
-// serve that answer now. A Latecomer takes no value that the store has refused (rejected), because an invalidation may
-// have come during its load. A caller that asks again takes both kinds of answers, because its flight began after its
-// Get began.
+// serve that answer as fresh now. A Latecomer takes no value that the store has refused (rejected), because an
+// invalidation may have come during its load. A caller that asks again takes both kinds of answers, because its flight
+// began after its Get began.
 func (l *Loader[V]) outdated(m membership[V], a *answer[V]) bool {
 	e := a.entry
 	switch {
@@ -358,7 +358,7 @@ func (l *Loader[V]) outdated(m membership[V], a *answer[V]) bool {
 		return true
 	}
 	now := l.now()
-	return !l.l1.Valid(e) || lifeIn(e).at(now) <= refreshDue && inL1(e, now) > stale
+	return !l.l1.Valid(e) || lifeIn(e).at(now) <= refreshDue && inL1(e, now) > refreshDue
 }
 
 // stored reports whether the answer came from L1 or from the store, not from a load. After such an answer the flight

@@ -117,6 +117,36 @@ func TestJoiningARefreshOfAnEvictedKey(t *testing.T) {
 	})
 }
 
+// Node l has no L1. A Get on l reads the old value, whose refresh is due. Before the reply arrives, the peer publishes a
+// newer value, and node l hears the announcement. The Get may return the old value, because it began before. A second
+// Get, which joins the refresh of the first one, must get the newer value.
+func TestJoiningARefreshOfAReplacedValue(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		shared := memory.New()
+		cfg := refill.Config{TTL: 10 * time.Second, EarlyRefresh: 0.5, Jitter: -1, Shared: shared}
+		d := new(db)
+		peer := node(t, d.load, cfg)
+		s := newSpy(&farAway{Store: shared, took: 100 * ms})
+		cfg.Shared, cfg.LocalTTL = s, -1
+		l := node(t, d.load, cfg)
+		get(t, peer, "k")
+		time.Sleep(6 * time.Second)
+		d.version.Store(1)
+		s.onGet(func() {
+			s.onGet(nil)
+			if err := peer.Refresh(t.Context(), "k"); err != nil {
+				t.Error(err)
+			}
+			synctest.Wait()
+		})
+		get(t, l, "k")
+		synctest.Wait() // now the Acquire of the refresh runs
+		if v := get(t, l, "k"); v != "k v1" {
+			t.Errorf("got %q after the announcement of the newer value, want \"k v1\"", v)
+		}
+	})
+}
+
 // Node l loads a key. The peer invalidates the key meanwhile, and node l misses the announcement. The store rejects the
 // value of the load. A caller that joined before the load began must get the rejected value. A caller that joined
 // during the load must load again and get a newer value.

@@ -84,8 +84,7 @@ func run() error {
 	var names []string
 	what := "what to measure, of"
 	for _, s := range suites {
-		names = append(names, s.name)
-		what += fmt.Sprintf("\n%-10s%s", s.name, s.about)
+		names, what = append(names, s.name), what+fmt.Sprintf("\n%-10s%s", s.name, s.about)
 	}
 	suite := flag.String("suite", strings.Join(names, ","), what+"\n")
 	only := flag.String("peers", "", "regexp of subjects; empty = all")
@@ -121,7 +120,7 @@ func run() error {
 	}
 	pattern, err := regexp.Compile(*only)
 	which, err2 := regexp.Compile(*tables)
-	if err := errors.Join(err, err2); err != nil {
+	if err = errors.Join(err, err2); err != nil {
 		return err
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)

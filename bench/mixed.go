@@ -10,7 +10,8 @@ import (
 func mixed(ctx context.Context, b *bench) error {
 	j := job{
 		TTL: 2 * time.Second, Load: 5 * time.Millisecond, Way: steady, Callers: b.callers, Keys: 100_000, Zipf: 1.01,
-		Every: time.Duration(b.callers*b.processes) * time.Second / time.Duration(b.rate), For: b.length, Warm: 2 * time.Second,
+		Every: time.Second * time.Duration(b.callers*b.processes) / time.Duration(b.rate), For: b.length,
+		Warm: 2 * time.Second,
 	}
 	t := &Table{Name: "mixed", Title: fmt.Sprintf("%d keys, Zipf %v, %d Gets/s, %d processes, %v; quantiles are from "+
 		"second %v on. %s",

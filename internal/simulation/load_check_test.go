@@ -51,6 +51,9 @@ func (w *world) checkPair(a, b *load) {
 	if w.cfg.EarlyRefresh > 0 {
 		soonest = min(soonest, time.Duration(float64(ttl)*(w.cfg.EarlyRefresh-0.1)))
 	}
+	if w.any(from, a.begin, a.node, anyKey, sluggish) {
+		soonest -= w.storeTimeout() // the life of a value begins when the store executes Acquire, and the reply was late
+	}
 	if a.ok && b.begin < a.begin+soonest-tick && !w.disturbed(a, b) && !w.abandoned(a) && !w.firstUse(a) {
 		w.violate("G1", "loaded again before it expired: %s, %s", showLoad(a), showLoad(b))
 	}
