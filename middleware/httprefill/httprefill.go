@@ -40,8 +40,10 @@
 //     Authorization or a TLS client certificate, the response says public, s-maxage or must-revalidate (RFC 9111,
 //     3.5). A stored response without these directives is not given to a request with credentials either. This
 //     middleware recognises no other credentials, for instance no API key.
-//   - The body is complete, has at most MaxBody bytes, and is as long as Content-Length says. The handler sent no
-//     1xx response before this response.
+//   - The body is complete, has at most MaxBody bytes, and is as long as Content-Length says. The header fields have
+//     at most MaxHeader bytes. The handler sent no 1xx response before this response.
+//
+// The spelling of a field name does not matter, also if the handler has set h["set-cookie"].
 //
 // A request goes straight to the handler if its method is neither GET nor HEAD, or if it has a body. So does a
 // request with Upgrade, Range, Expect, If-Match or If-Unmodified-Since, and a request that accepts
@@ -122,6 +124,10 @@ type Config struct {
 	// Each response that is being collected takes up to MaxBody bytes of memory. Default 1 MiB.
 	MaxBody int
 
+	// MaxHeader bounds the header fields of a response that is stored, in bytes as HTTP/1.1 sends them. A response with
+	// longer fields goes to its client and is not shared. Default 64 KiB.
+	MaxHeader int
+
 	// WrapCodec, if not nil, gets the codec of responses and returns the codec to use, for instance one that
 	// compresses. After a change of the codec, all responses in the shared store are misses.
 	//
@@ -134,13 +140,14 @@ const (
 	defaultTTL        = 24 * time.Hour
 	defaultLocalBytes = 64 << 20
 	defaultMaxBody    = 1 << 20
+	defaultMaxHeader  = 64 << 10
 )
 
 // Cache caches and coalesces responses. Its methods may be called from any goroutine.
 type Cache struct {
 	loader    *refill.Loader[*response]
 	terms     terms
-	maxBody   int
+	limits    limits
 	passMarks *passMarks
 }
 
@@ -152,9 +159,12 @@ func New(cfg Config) (*Cache, error) {
 		return nil, invalid("Codec", "must be nil: responses have an encoding of their own")
 	case cfg.MaxBody < 0:
 		return nil, invalid("MaxBody", "%d is negative", cfg.MaxBody)
+	case cfg.MaxHeader < 0:
+		return nil, invalid("MaxHeader", "%d is negative", cfg.MaxHeader)
 	}
 	setDefault(&cfg.Name, defaultName)
 	setDefault(&cfg.MaxBody, defaultMaxBody)
+	setDefault(&cfg.MaxHeader, defaultMaxHeader)
 	setDefault(&cfg.TTL, defaultTTL)
 	setDefault(&cfg.StaleIfError, cfg.StaleFor) // explicit, because the default would be the StaleFor of each response
 	setDefault(&cfg.LocalBytes, defaultLocalBytes)
@@ -172,7 +182,8 @@ func New(cfg Config) (*Cache, error) {
 		return nil, err
 	}
 	return &Cache{
-		loader: loader, terms: terms{most: cfg.TTL, staleFor: cfg.StaleFor}, maxBody: cfg.MaxBody,
+		loader: loader, terms: terms{most: cfg.TTL, staleFor: cfg.StaleFor},
+		limits:    limits{body: cfg.MaxBody, header: cfg.MaxHeader},
 		passMarks: newPassMarks(),
 	}, nil
 }

@@ -135,6 +135,48 @@ func overlay(h, before, from http.Header) {
 	}
 }
 
+// limits bounds the responses that may be shared, in bytes.
+type limits struct {
+	body   int // Config.MaxBody
+	header int // Config.MaxHeader, see headerSize
+}
+
+// headerSize returns the length of h in bytes, as HTTP/1.1 sends it: one line per value.
+func headerSize(h http.Header) (n int) {
+	for name, values := range h {
+		for _, value := range values {
+			n += len(name) + len(": ") + len(value) + len("\r\n")
+		}
+	}
+	return n
+}
+
+// canonical returns h with the names of its fields in canonical spelling. A handler may write h["set-cookie"] = …, and
+// net/http sends such a field as it is. A test of the canonical name alone would overlook the field, and the cookie of
+// one user would be stored for all users. If a field has several spellings, the result has the values of all of them,
+// those of the canonical spelling first. canonical returns h itself if all names are canonical.
+func canonical(h http.Header) http.Header {
+	var others []string
+	for name := range h {
+		if http.CanonicalHeaderKey(name) != name {
+			others = append(others, name)
+		}
+	}
+	if len(others) == 0 {
+		return h
+	}
+	c := maps.Clone(h)
+	slices.Sort(others)
+	for _, name := range others {
+		delete(c, name)
+	}
+	for _, name := range others {
+		key := http.CanonicalHeaderKey(name)
+		c[key] = append(slices.Clip(c[key]), h[name]...)
+	}
+	return c
+}
+
 // storable returns a copy of h that may be stored and sent to other clients. The copy lacks the fields that concern
 // one connection, and the fields that write sets for each answer.
 func storable(h http.Header, now time.Time) http.Header {

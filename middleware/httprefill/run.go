@@ -26,14 +26,14 @@ import (
 //	load                          └─ returns: not shared    │    │         │
 //	owner       waits for the load ─────────┴─ serve: header, what was collected, each Write … returns
 type run struct {
-	begun   time.Time
-	owner   context.Context // ends when the owner is answered, or when the owner's client leaves
-	class   class           // the owner's credentials
-	ctx     context.Context // the context of the handler
-	cancel  context.CancelFunc
-	terms   terms
-	maxBody int
-	learn   func(verdict) // sets a pass mark, see remember
+	begun  time.Time
+	owner  context.Context // ends when the owner is answered, or when the owner's client leaves
+	class  class           // the owner's credentials
+	ctx    context.Context // the context of the handler
+	cancel context.CancelFunc
+	terms  terms
+	limits limits
+	learn  func(verdict) // sets a pass mark, see remember
 
 	decided chan struct{}      // closed as soon as phase is no longer collecting
 	calls   chan func(*outlet) // from the handler to the owner, once handed over
@@ -49,6 +49,7 @@ type run struct {
 	verdict  verdict     // the latest decision about the response; does not change after decided is closed
 	status   int         // 0 until the status is collected; stays 0 if the run is handed over before that
 	sent     http.Header // a copy of header from the moment when the status was collected
+	fields   http.Header // sent with canonical names: what is judged and stored
 	body     []byte
 	took     time.Duration // from begun until the response was complete
 	flushed  bool          // the handler asked for a flush while the response was collected
@@ -153,7 +154,7 @@ func (u *run) whole() bool {
 
 // declared returns the Content-Length, or -1 if the header has no valid Content-Length.
 func (u *run) declared() int64 {
-	values := u.sent["Content-Length"]
+	values := u.fields["Content-Length"]
 	if len(values) == 0 {
 		return -1
 	}
@@ -176,7 +177,7 @@ func (u *run) trailers() bool {
 // response makes the value for the Loader from what a complete run has collected.
 func (u *run) response() *response {
 	v := u.verdict
-	h := storable(u.sent, u.begun)
+	h := storable(u.fields, u.begun)
 	if _, set := h["Content-Type"]; !set && len(u.body) > 0 { // as net/http's server does
 		h.Set("Content-Type", http.DetectContentType(u.body))
 	}
@@ -219,24 +220,28 @@ func (u *run) interim(status int) {
 
 // collect keeps the status and the header, and judges them. It returns false if the run was handed over before.
 func (u *run) collect(status int, sent http.Header) bool {
-	v := judge(status, sent, u.class, u.terms, time.Now())
+	fields := canonical(sent)
+	v := judge(status, fields, u.class, u.terms, time.Now())
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.phase != collecting {
 		u.remember(v) // too late for this run; the next requests use the verdict
 		return false
 	}
-	u.status, u.sent, u.verdict = status, sent, v
-	if v.kind != shared {
+	u.status, u.sent, u.fields, u.verdict = status, sent, fields, v
+	switch {
+	case v.kind != shared:
 		u.settle(handedOver, v)
-	} else if u.declared() > int64(u.maxBody) {
+	case headerSize(fields) > u.limits.header:
+		u.settle(handedOver, notShared("header fields above %d bytes", u.limits.header))
+	case u.declared() > int64(u.limits.body):
 		u.settle(handedOver, u.tooLarge())
 	}
 	return true
 }
 
 func (u *run) tooLarge() verdict {
-	v := notShared("body above %d bytes", u.maxBody)
+	v := notShared("body above %d bytes", u.limits.body)
 	v.once = true
 	return v
 }
@@ -270,7 +275,7 @@ func (u *run) collectBody(p []byte) (taken bool, err error) {
 	case declared >= 0 && int64(len(u.body)+len(p)) > declared:
 		u.settle(handedOver, notShared("body longer than its Content-Length"))
 		return false, nil
-	case len(u.body)+len(p) > u.maxBody:
+	case len(u.body)+len(p) > u.limits.body:
 		u.settle(handedOver, u.tooLarge())
 		return false, nil
 	}

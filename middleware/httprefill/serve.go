@@ -88,7 +88,7 @@ func (v *visit) load(ctx context.Context, key string) (*response, error) {
 	c := v.cache
 	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	u := &run{
-		begun: time.Now(), owner: v.owner, class: v.class, ctx: own, cancel: cancel, terms: c.terms, maxBody: c.maxBody,
+		begun: time.Now(), owner: v.owner, class: v.class, ctx: own, cancel: cancel, terms: c.terms, limits: c.limits,
 		learn:   func(d verdict) { c.passMarks.set(key, v.class, d.once) },
 		decided: make(chan struct{}), ended: make(chan struct{}),
 		calls: make(chan func(*outlet)), carried: make(chan struct{}),
