@@ -394,9 +394,20 @@ func TestFailuresAreSharedAsBareStatus(t *testing.T) {
 	}
 }
 
+// The handler fails one minute after the end of a response's life, and Config.StaleIfError is one hour. Only some
+// responses may be served then.
 func TestStaleIfError(t *testing.T) {
-	for _, strict := range []bool{false, true} {
-		t.Run(fmt.Sprintf("must-revalidate=%v", strict), func(t *testing.T) {
+	for cc, stale := range map[string]bool{
+		"max-age=10":                       true,
+		"max-age=10, stale-if-error=61":    true,
+		"max-age=10, stale-if-error=20":    false,
+		"max-age=10, stale-if-error=0":     false,
+		"max-age=10, must-revalidate":      false,
+		"max-age=10, proxy-revalidate":     false,
+		"s-maxage=10":                      false,
+		"s-maxage=10, stale-if-error=3600": false,
+	} {
+		t.Run(cc, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				var down atomic.Bool
 				s := &site{}
@@ -405,19 +416,15 @@ func TestStaleIfError(t *testing.T) {
 						http.Error(w, "down", http.StatusInternalServerError)
 						return
 					}
-					cc := "Cache-Control: public, max-age=10"
-					if strict {
-						cc += ", must-revalidate"
-					}
-					says("page", cc)(w, r)
+					says("page", "Cache-Control: public, "+cc)(w, r)
 				}
 				h := cached(t, s, Config{Config: refill.Config{StaleIfError: time.Hour}})
 				ask(h, "GET", "/")
 				down.Store(true)
 				time.Sleep(time.Minute)
-				want := "page"
-				if strict {
-					want = "down\n"
+				want := "down\n"
+				if stale {
+					want = "page"
 				}
 				if w := ask(h, "GET", "/"); w.Body.String() != want {
 					t.Errorf("%d %q, want %q", w.Code, w.Body, want)
@@ -593,7 +600,7 @@ func TestLifetime(t *testing.T) {
 func FuzzCodec(f *testing.F) {
 	good, err := codec{}.Marshal(&response{
 		status: 200, header: http.Header{"A": {"1", "caf\xe9"}, "B": {""}}, born: time.UnixMicro(1_700_000_000_000_000),
-		lifetime: time.Minute, open: withCookie, strict: true, body: []byte("body"),
+		lifetime: time.Minute, spare: time.Hour, pattern: "/", open: withCookie, body: []byte("body"),
 	})
 	if err != nil {
 		f.Fatal(err)

@@ -73,10 +73,10 @@
 //
 // # Failures
 //
-// A 5xx response, a panic and a body that is cut short are failed loads. Within StaleIfError all requests get the
-// stale response. Otherwise the request that the handler ran for gets what the handler wrote, as without this
-// middleware. A panic continues in that request's goroutine, without the stack of the handler. Config.OnEvent gets
-// the stack.
+// A 5xx response, a panic and a body that is cut short are failed loads. Within the stale-if-error of the stored
+// response, or within StaleIfError, all requests get the stale response. Otherwise the request that the handler ran for
+// gets what the handler wrote, as without this middleware. A panic continues in that request's goroutine, without the
+// stack of the handler. Config.OnEvent gets the stack.
 //
 // The requests that waited, and all requests that come within ErrorTTL, get the bare status: 500 for a panic, 502
 // for a response that was cut short, 504 after LoadTimeout. These requests get no body and no header field of the
@@ -108,7 +108,8 @@ type Config struct {
 	//   - TTL is not required. TTL limits the lifetime that a response may ask for. Default 24 h.
 	//   - StaleFor applies to responses without a stale-while-revalidate of their own. StaleFor does not apply to
 	//     responses with must-revalidate, proxy-revalidate or s-maxage.
-	//   - StaleIfError applies to all responses except those with must-revalidate or proxy-revalidate.
+	//   - StaleIfError applies to responses without a stale-if-error of their own. StaleIfError does not apply to
+	//     responses with must-revalidate, proxy-revalidate or s-maxage.
 	//   - LoadTimeout must be longer than the handler needs to write the slowest shared response to its last byte.
 	//   - MaxLoads and MaxWaiters are off by default, because a handler without a cache has no such limits.
 	//   - LocalBytes limits L1 to 64 MiB by default.
@@ -182,7 +183,7 @@ func New(cfg Config) (*Cache, error) {
 		return nil, err
 	}
 	return &Cache{
-		loader: loader, terms: terms{most: cfg.TTL, staleFor: cfg.StaleFor},
+		loader: loader, terms: terms{most: cfg.TTL, staleFor: cfg.StaleFor, staleIfError: max(0, cfg.StaleIfError)},
 		limits:    limits{body: cfg.MaxBody, header: cfg.MaxHeader},
 		passMarks: newPassMarks(),
 	}, nil

@@ -18,11 +18,11 @@ type verdict struct {
 	why  error // not shared: the reason; failed: a *failure
 
 	// The fields below belong to a shared response.
-	lifetime time.Duration // counted from the moment when the response was generated
-	age      time.Duration // how old the response was when it reached this node
-	staleFor time.Duration // how long the response may be served stale, after its lifetime
-	open     class         // requests with these credentials may get the response as well
-	strict   bool          // never served stale
+	lifetime     time.Duration // counted from the moment when the response was generated
+	age          time.Duration // how old the response was when it reached this node
+	staleFor     time.Duration // how long the response may be served stale, after its lifetime
+	staleIfError time.Duration // how long the response may be served in place of an error, after its lifetime
+	open         class         // requests with these credentials may get the response as well
 
 	once bool // uncacheable because the body is above MaxBody; visit.pass does not extend such a pass mark
 }
@@ -41,8 +41,9 @@ func notShared(format string, args ...any) verdict {
 
 // terms holds the settings of Config that limit lifetimes.
 type terms struct {
-	most     time.Duration // Config.TTL: the upper limit of lifetime - age
-	staleFor time.Duration // Config.StaleFor, for a response without stale-while-revalidate
+	most         time.Duration // Config.TTL: the upper limit of lifetime - age
+	staleFor     time.Duration // Config.StaleFor, for a response without stale-while-revalidate
+	staleIfError time.Duration // Config.StaleIfError, for a response without stale-if-error; 0 = off
 }
 
 // cacheable lists the statuses that may be shared if the response says for how long.
@@ -66,7 +67,7 @@ func judge(status int, h http.Header, c class, t terms, now time.Time) verdict {
 	if cc.forbids {
 		return notShared("Cache-Control: %s", strings.Join(h["Cache-Control"], ", "))
 	}
-	v := verdict{kind: shared, age: ageOf(h, now), open: cc.opens(), strict: cc.strict}
+	v := verdict{kind: shared, age: ageOf(h, now), open: cc.opens()}
 	if c&^v.open != 0 {
 		return notShared("the request had credentials, and the response is not public")
 	}
@@ -74,14 +75,28 @@ func judge(status int, h http.Header, c class, t terms, now time.Time) verdict {
 	if v.lifetime <= v.age {
 		return notShared("no explicit lifetime is left")
 	}
-	switch {
-	case cc.strict:
-	case cc.hasSWR:
-		v.staleFor = cc.swr
-	case !cc.hasSMaxAge: // s-maxage implies proxy-revalidate, so it excludes StaleFor, but not the swr above
-		v.staleFor = t.staleFor
-	}
+	v.staleFor, v.staleIfError = cc.stale(t)
 	return v
+}
+
+// stale returns how long the response may be served stale, and how long in place of an error. Without a directive of
+// RFC 5861, the settings of Config count. must-revalidate and proxy-revalidate forbid both. s-maxage implies
+// proxy-revalidate (RFC 9111, 5.2.2.10), so s-maxage forbids to serve the response in place of an error, and excludes
+// Config.StaleFor. But s-maxage leaves the stale-while-revalidate that the response itself asks for.
+func (cc *cacheControl) stale(t terms) (staleFor, staleIfError time.Duration) {
+	if cc.strict {
+		return 0, 0
+	}
+	if !cc.hasSMaxAge {
+		staleFor, staleIfError = t.staleFor, t.staleIfError
+	}
+	if cc.hasSWR {
+		staleFor = cc.swr
+	}
+	if cc.hasSIE && !cc.hasSMaxAge {
+		staleIfError = cc.sie
+	}
+	return staleFor, staleIfError
 }
 
 // bound returns the name of a header field that binds a response to the request that it was made for, whatever
@@ -116,8 +131,8 @@ type cacheControl struct {
 	strict  bool // must-revalidate or proxy-revalidate
 	must    bool // must-revalidate
 
-	maxAge, sMaxAge, swr          time.Duration // swr is stale-while-revalidate
-	hasMaxAge, hasSMaxAge, hasSWR bool
+	maxAge, sMaxAge, swr, sie             time.Duration // swr is stale-while-revalidate, sie is stale-if-error
+	hasMaxAge, hasSMaxAge, hasSWR, hasSIE bool
 }
 
 // opens returns the credentials with which a request may get the response from the cache. The rules are those of RFC
@@ -230,6 +245,8 @@ func (cc *cacheControl) add(name, value string) {
 		smaller(&cc.sMaxAge, &cc.hasSMaxAge, value)
 	case "stale-while-revalidate":
 		smaller(&cc.swr, &cc.hasSWR, value)
+	case "stale-if-error":
+		smaller(&cc.sie, &cc.hasSIE, value)
 	}
 }
 

@@ -17,24 +17,17 @@ type response struct {
 	uncacheable bool // the response belongs to the one request that it was made for; never stored
 
 	open     class         // requests with these credentials may get the response as well
-	strict   bool          // never served stale
 	born     time.Time     // when the response was generated: the start of its run minus its Age
-	took     time.Duration // from born until the response was complete
 	lifetime time.Duration // counted from born
+	spare    time.Duration // how long after its lifetime the response may be served, stale or in place of an error
+	pattern  string        // Request.Pattern, if a ServeMux behind the middleware has set it
 	status   int
 	header   http.Header
 	body     []byte
 }
 
-// serves reports whether a request of class c that came at the moment came may get p now. The Loader judges the age of
-// p, but the Loader would also serve a stale p in place of an error. A strict p must never be served stale, so serves
-// refuses it then. A request that came before p was complete has waited for p, and may get p even if p is stale by now.
-func (p *response) serves(c class, came, now time.Time) bool {
-	if p.uncacheable || c&^p.open != 0 {
-		return false
-	}
-	return !p.strict || p.age(now) < p.lifetime || !p.born.Add(p.took).Before(came)
-}
+// serves reports whether a request of class c may get p. The Loader judges the age of p.
+func (p *response) serves(c class) bool { return !p.uncacheable && c&^p.open == 0 }
 
 // age returns the age of p. The result is never negative, although the node that stored p may have a clock ahead of
 // this node's clock.
@@ -42,6 +35,7 @@ func (p *response) age(now time.Time) time.Duration { return max(0, now.Sub(p.bo
 
 // write answers r with p. own is true if the handler ran for r.
 func (p *response) write(w http.ResponseWriter, r *http.Request, own bool) {
+	setPattern(r, p.pattern)
 	h := w.Header()
 	overlay(h, nil, p.header)
 	now := time.Now()
@@ -198,24 +192,31 @@ func storable(h http.Header, now time.Time) http.Header {
 	return h
 }
 
-// codec is the encoding of responses, version 1. A field is a uvarint, or has the given number of bytes. The length of
+// setPattern sets the Pattern of a request that was answered, as the ServeMux behind the middleware has set it in the
+// request of the handler's run. A middleware outside reads it, for instance to count requests by route.
+func setPattern(r *http.Request, pattern string) {
+	if pattern != "" {
+		r.Pattern = pattern
+	}
+}
+
+// codec is the encoding of responses, version 2. A field is a uvarint, or has the given number of bytes. The length of
 // a string precedes the string:
 //
-//	1 version · 1 flags (1 strict, 2 cookie, 4 authorization) · 8 born in µs since 1970, big-endian · took in µs ·
-//	lifetime in µs · status · number of fields, then each, by name in ascending order: name · number of values, then
-//	each · body
+//	1 version · 1 flags (1 cookie, 2 authorization) · 8 born in µs since 1970, big-endian · lifetime in µs ·
+//	spare in µs · pattern · status · number of fields, then each, by name in ascending order: name · number of values,
+//	then each · body
 type codec struct{}
 
 const (
-	version           = 1
-	flagStrict        = 1
-	flagCookie        = 2
-	flagAuthorization = 4
-	allFlags          = flagStrict | flagCookie | flagAuthorization
+	version           = 2
+	flagCookie        = 1
+	flagAuthorization = 2
+	allFlags          = flagCookie | flagAuthorization
 )
 
 // Name is stored in every record.
-func (codec) Name() string { return "httprefill1" }
+func (codec) Name() string { return "httprefill2" }
 
 // Marshal encodes a *response.
 func (codec) Marshal(v any) ([]byte, error) {
@@ -226,8 +227,9 @@ func (codec) Marshal(v any) ([]byte, error) {
 	b := make([]byte, 0, 512+len(p.body))
 	b = append(b, version, p.flags())
 	b = binary.BigEndian.AppendUint64(b, uint64(p.born.UnixMicro()))
-	b = binary.AppendUvarint(b, uint64(p.took.Microseconds()))
 	b = binary.AppendUvarint(b, uint64(p.lifetime.Microseconds()))
+	b = binary.AppendUvarint(b, uint64(p.spare.Microseconds()))
+	b = appendString(b, p.pattern)
 	b = binary.AppendUvarint(b, uint64(p.status))
 	b = binary.AppendUvarint(b, uint64(len(p.header)))
 	for _, name := range slices.Sorted(maps.Keys(p.header)) {
@@ -241,9 +243,6 @@ func (codec) Marshal(v any) ([]byte, error) {
 }
 
 func (p *response) flags() (f byte) {
-	if p.strict {
-		f |= flagStrict
-	}
 	if p.open&withCookie != 0 {
 		f |= flagCookie
 	}
@@ -265,7 +264,7 @@ func (codec) Unmarshal(data []byte, pointer any) error {
 		return errEncoding
 	}
 	flags := d.byte()
-	p := &response{strict: flags&flagStrict != 0}
+	p := &response{}
 	if flags&flagCookie != 0 {
 		p.open |= withCookie
 	}
@@ -273,8 +272,9 @@ func (codec) Unmarshal(data []byte, pointer any) error {
 		p.open |= withAuthorization
 	}
 	p.born = time.UnixMicro(int64(d.uint64()))
-	p.took = time.Duration(d.uvarint(maxSpan)) * time.Microsecond
 	p.lifetime = time.Duration(d.uvarint(maxSpan)) * time.Microsecond
+	p.spare = time.Duration(d.uvarint(maxSpan)) * time.Microsecond
+	p.pattern = string(d.bytes())
 	p.status = int(d.uvarint(599))
 	p.header = d.header()
 	p.body = d.bytes()

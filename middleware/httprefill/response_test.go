@@ -18,8 +18,9 @@ import (
 
 func sample() *response {
 	return &response{
-		open: withCookie | withAuthorization, strict: true, born: time.UnixMicro(1_000_000), took: time.Millisecond,
-		lifetime: time.Second, status: 200, header: http.Header{"A": {"1", "2"}, "Date": nil}, body: []byte("body"),
+		open: withCookie | withAuthorization, born: time.UnixMicro(1_000_000), lifetime: time.Second,
+		spare: time.Millisecond, pattern: "GET /", status: 200,
+		header: http.Header{"A": {"1", "2"}, "Date": nil}, body: []byte("body"),
 	}
 }
 
@@ -30,7 +31,7 @@ func TestEncodingDoesNotChange(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const want = "0107" + "00000000000f4240" + "e807" + "c0843d" + "c801" +
+	const want = "0203" + "00000000000f4240" + "c0843d" + "e807" + "05474554202f" + "c801" +
 		"02" + "0141" + "02" + "0131" + "0132" + "0444617465" + "00" + "04626f6479"
 	if got := hex.EncodeToString(b); got != want {
 		t.Errorf("%s\nwant %s", got, want)
@@ -47,11 +48,11 @@ func TestDecodingIsStrict(t *testing.T) {
 		bad[fmt.Sprint("the first ", n)] = good[:n]
 	}
 	for name, change := range map[string]func([]byte){
-		"version":     func(b []byte) { b[0] = 2 },
-		"flag":        func(b []byte) { b[1] |= 8 },
-		"status":      func(b []byte) { b[16] = 0 },
-		"name order":  func(b []byte) { b[19] = 'Z' },
-		"many fields": func(b []byte) { b[17] = 0x7f },
+		"version":     func(b []byte) { b[0] = 1 },
+		"flag":        func(b []byte) { b[1] |= 4 },
+		"status":      func(b []byte) { b[22] = 0 },
+		"name order":  func(b []byte) { b[25] = 'Z' },
+		"many fields": func(b []byte) { b[23] = 0x7f },
 	} {
 		b := append([]byte(nil), good...)
 		change(b)
@@ -107,6 +108,7 @@ func TestCacheControl(t *testing.T) {
 		`ext="no-store", must-revalidate`:       {must: true, strict: true},
 		`ext="a\"b, private", proxy-revalidate`: {strict: true},
 		`stale-while-revalidate=9,,`:            {swr: 9 * time.Second, hasSWR: true},
+		`stale-if-error=9, stale-if-error=8`:    {sie: 8 * time.Second, hasSIE: true},
 		`max-age="5"`:                           {hasMaxAge: true},
 		`max-age='5'`:                           {hasMaxAge: true},
 		`max-age`:                               {hasMaxAge: true},
@@ -122,18 +124,25 @@ func TestCacheControl(t *testing.T) {
 	}
 }
 
+// Config says a StaleFor of 60 s and a StaleIfError of 600 s.
 func TestStaleFor(t *testing.T) {
-	for cc, want := range map[string]time.Duration{
-		"max-age=9":                            time.Minute,
-		"s-maxage=9":                           0,
-		"s-maxage=9, stale-while-revalidate=5": 5 * time.Second,
-		"max-age=9, stale-while-revalidate=0":  0,
-		"max-age=9, must-revalidate":           0,
-		"max-age=9, proxy-revalidate, stale-while-revalidate=60": 0,
+	for cc, want := range map[string][2]int{ // in seconds: stale, and in place of an error
+		"max-age=9":                            {60, 600},
+		"s-maxage=9":                           {0, 0},
+		"s-maxage=9, stale-while-revalidate=5": {5, 0},
+		"s-maxage=9, stale-if-error=5":         {0, 0},
+		"max-age=9, stale-while-revalidate=0":  {0, 600},
+		"max-age=9, stale-if-error=0":          {60, 0},
+		"max-age=9, stale-if-error=5":          {60, 5},
+		"max-age=9, stale-if-error=x":          {60, 0},
+		"max-age=9, must-revalidate":           {0, 0},
+		"max-age=9, proxy-revalidate, stale-while-revalidate=60, stale-if-error=60": {0, 0},
 	} {
-		v := judge(200, http.Header{"Cache-Control": {cc}}, 0, terms{most: time.Hour, staleFor: time.Minute}, time.Now())
-		if v.kind != shared || v.staleFor != want {
-			t.Errorf("%s: %v, stale for %v, want %v", cc, v.kind, v.staleFor, want)
+		terms := terms{most: time.Hour, staleFor: time.Minute, staleIfError: 10 * time.Minute}
+		v := judge(200, http.Header{"Cache-Control": {cc}}, 0, terms, time.Now())
+		got := [2]int{int(v.staleFor.Seconds()), int(v.staleIfError.Seconds())}
+		if v.kind != shared || got != want {
+			t.Errorf("%s: %v, stale for %v, want %v", cc, v.kind, got, want)
 		}
 	}
 }

@@ -40,9 +40,10 @@ type run struct {
 	carried chan struct{}      // gets a value when the owner has carried out a call
 	ended   chan struct{}      // closed when the handler has returned
 
-	// These belong to the handler's goroutine. The owner reads header once ended is closed.
-	header http.Header
-	wrote  bool // WriteHeader was called
+	// These belong to the handler's goroutine. The owner reads header and pattern once ended is closed.
+	header  http.Header
+	wrote   bool   // WriteHeader was called
+	pattern string // set when the handler has ended, see response.pattern
 
 	mu       sync.Mutex // guards the fields below
 	phase    phase
@@ -51,8 +52,7 @@ type run struct {
 	sent     http.Header // a copy of header from the moment when the status was collected
 	fields   http.Header // sent with canonical names: what is judged and stored
 	body     []byte
-	took     time.Duration // from begun until the response was complete
-	flushed  bool          // the handler asked for a flush while the response was collected
+	flushed  bool // the handler asked for a flush while the response was collected
 	panicked any
 	deadline [2]*time.Time // the read and the write deadline that the handler has set; nil = not set
 }
@@ -76,11 +76,14 @@ var (
 func (u *run) handle(next http.Handler, r *http.Request) {
 	defer u.cancel()
 	defer close(u.ended)
-	returned := false
+	returned, before := false, r.Pattern
 	defer func() {
 		p := recover()
 		if p == nil && !returned {
 			p = http.ErrAbortHandler // runtime.Goexit
+		}
+		if r.Pattern != before {
+			u.pattern = r.Pattern
 		}
 		u.finish(p)
 	}()
@@ -109,7 +112,6 @@ func (u *run) finish(p any) {
 	case u.trailers():
 		u.settle(handedOver, notShared("trailers"))
 	default:
-		u.took = time.Since(u.begun)
 		u.settle(complete, u.verdict)
 	}
 }
@@ -182,8 +184,8 @@ func (u *run) response() *response {
 		h.Set("Content-Type", http.DetectContentType(u.body))
 	}
 	return &response{
-		open: v.open, strict: v.strict, born: u.begun.Add(-v.age), took: v.age + u.took, lifetime: v.lifetime,
-		status: u.status, header: h, body: u.body,
+		open: v.open, born: u.begun.Add(-v.age), lifetime: v.lifetime, spare: max(v.staleFor, v.staleIfError),
+		pattern: u.pattern, status: u.status, header: h, body: u.body,
 	}
 }
 
@@ -379,10 +381,10 @@ func (o *outlet) writeHeader(status int, sent http.Header) {
 	o.w.WriteHeader(status)
 }
 
-// serve answers the owner from a run that was handed over. serve carries out the calls of the handler until the handler
-// has returned. A panic of the handler continues on this goroutine, where the server or an outer middleware expects the
-// panic.
-func (u *run) serve(w http.ResponseWriter) {
+// serve answers r, the request of the owner, from a run that was handed over. serve carries out the calls of the
+// handler until the handler has returned. A panic of the handler continues on this goroutine, where the server or an
+// outer middleware expects the panic.
+func (u *run) serve(w http.ResponseWriter, r *http.Request) {
 	o := &outlet{w: w, before: maps.Clone(w.Header())}
 	u.begin(o)
 	for {
@@ -390,6 +392,7 @@ func (u *run) serve(w http.ResponseWriter) {
 		case call := <-u.calls:
 			u.carry(call, o)
 		case <-u.ended:
+			setPattern(r, u.pattern)
 			if u.wrote {
 				overlay(w.Header(), o.before, u.header) // sets the trailers; the header fields have been sent
 			}

@@ -25,7 +25,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.next.ServeHTTP(w, r)
 		return
 	}
-	v := &visit{handler: h, w: w, r: r, key: keyOf(r), class: classOf(r), came: time.Now()}
+	v := &visit{handler: h, w: w, r: r, key: keyOf(r), class: classOf(r)}
 	switch mark := h.cache.passMarks.get(v.key, v.class); {
 	case mark != nil:
 		v.pass(mark)
@@ -43,7 +43,6 @@ type visit struct {
 	r     *http.Request
 	key   string
 	class class
-	came  time.Time
 
 	owner  context.Context     // ends when this request is answered, or when its client leaves
 	fill   *http.Request       // what the handler gets when its response may be for all clients
@@ -62,14 +61,15 @@ func (v *visit) get() {
 		own.handOver(verdict{kind: failed, why: err}) // after LoadTimeout or Close, load may not have handed the run over yet
 	}
 	switch {
-	case err == nil && p.serves(v.class, v.came, time.Now()):
+	case err == nil && p.serves(v.class):
 		p.write(v.w, v.r, own != nil && own.is(complete))
 	case err != nil && v.r.Context().Err() != nil: // the client has left: its handler is cancelled
 		v.fail(err)
 	case own != nil && own.is(handedOver):
-		own.serve(v.w)
+		own.serve(v.w, v.r)
 	case own != nil && own.is(broken):
 		<-own.ended
+		setPattern(v.r, own.pattern)
 		panic(own.panicked) // the server, or an outer middleware, expects the panic on this goroutine
 	case err != nil:
 		v.fail(err)
@@ -112,6 +112,7 @@ func (v *visit) load(ctx context.Context, key string) (*response, error) {
 	default:
 		fill.SetTTL(d.lifetime - d.age)
 		fill.SetStaleFor(d.staleFor)
+		fill.SetStaleIfError(d.staleIfError)
 		return u.response(), nil
 	}
 }
@@ -119,7 +120,7 @@ func (v *visit) load(ctx context.Context, key string) (*response, error) {
 // head answers a HEAD with the response that a GET has stored. head never runs the handler for a GET, because the
 // response to a GET may never end.
 func (v *visit) head() {
-	if found, ok := v.cache.loader.Peek(v.r.Context(), v.key); ok && found.Value.serves(v.class, v.came, time.Now()) {
+	if found, ok := v.cache.loader.Peek(v.r.Context(), v.key); ok && found.Value.serves(v.class) {
 		found.Value.write(v.w, v.r, false)
 		return
 	}
