@@ -342,58 +342,6 @@ func TestALargeBodyStreamsAndIsNotShared(t *testing.T) {
 	})
 }
 
-func TestFailuresAreSharedAsBareStatus(t *testing.T) {
-	for name, c := range map[string]struct {
-		answer func(http.ResponseWriter, *http.Request)
-		status int // the status for the requests that waited
-		panics bool
-	}{
-		"503": {func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Set-Cookie", "secret")
-			http.Error(w, "the user's own text", http.StatusServiceUnavailable)
-		}, 503, false},
-		"panic": {func(http.ResponseWriter, *http.Request) { panic("ouch") }, 500, true},
-		"abort": {func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, 502, true},
-		"cut short": {func(w http.ResponseWriter, r *http.Request) {
-			says("half", "Cache-Control: public, max-age=60", "Content-Length: 8")(w, r)
-		}, 502, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				s := &site{took: 100 * ms, answer: c.answer}
-				h := cached(t, s, Config{})
-				var wg sync.WaitGroup
-				wg.Go(func() { // the handler runs for this request
-					defer func() {
-						if p := recover(); (p != nil) != c.panics {
-							t.Errorf("panic %v", p)
-						}
-					}()
-					if w := ask(h, "GET", "/"); name == "503" && (w.Code != 503 || !strings.Contains(w.Body.String(), "own text")) {
-						t.Errorf("the owner got %d %q", w.Code, w.Body)
-					}
-				})
-				synctest.Wait()
-				for range 10 {
-					wg.Go(func() {
-						w := ask(h, "GET", "/")
-						if w.Code != c.status || strings.Contains(w.Body.String(), "own") || w.Header().Get("Set-Cookie") != "" {
-							t.Errorf("a waiter got %d %q %v", w.Code, w.Body, w.Header())
-						}
-					})
-				}
-				wg.Wait()
-				if n := s.runs.Load(); n != 1 {
-					t.Errorf("%d runs, want 1", n)
-				}
-				if w := ask(h, "GET", "/"); w.Code != c.status || w.Header().Get("Retry-After") != "1" {
-					t.Errorf("within ErrorTTL: %d, Retry-After %q", w.Code, w.Header().Get("Retry-After"))
-				}
-			})
-		})
-	}
-}
-
 // The handler fails one minute after the end of a response's life, and Config.StaleIfError is one hour. Only some
 // responses may be served then.
 func TestStaleIfError(t *testing.T) {

@@ -5,51 +5,38 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/refill-go/refill"
 )
 
-// failure holds what other requests may learn of a failed load, if the handler did not run for them. A failure travels
-// to other nodes as the text of an error. failureOf parses that text.
+// failure is the error of a load whose handler has failed. The answer of the handler belongs to the request that the
+// handler ran for. Other requests learn from the failure only that they have no response yet.
 type failure struct {
-	status   int    // 5xx
-	personal bool   // the request had credentials, so the failure may be specific to its user
-	detail   string // for Config.OnEvent; other nodes get only its first line
+	status int    // 5xx
+	detail string // for Config.OnEvent; other nodes get only its first line
 }
 
-const failurePrefix = "httprefill: status "
-
 func (f *failure) Error() string {
-	text := failurePrefix + strconv.Itoa(f.status)
-	if f.personal {
-		text += " personal"
-	}
+	text := "httprefill: status " + strconv.Itoa(f.status)
 	if f.detail != "" {
 		text += ": " + f.detail
 	}
 	return text
 }
 
-// failureOf returns the failure of a load that ran on this node or on another node.
-func failureOf(e *refill.LoadError) failure {
-	if own := (*failure)(nil); errors.As(e.Err, &own) {
-		return *own
+// maxLeaders is how many failed leaders a request waits for before it runs the handler itself.
+const maxLeaders = 2
+
+// leadersOf returns how many leaders a request has waited for in vain when it gets the failure e. A flight reports the
+// failure of another node only after the loads of two nodes have failed, one after the other. During a back-off no
+// request leads, so there is nothing to wait for.
+func leadersOf(e *refill.LoadError) int {
+	own := (*failure)(nil)
+	if errors.As(e.Err, &own) && e.RetryAfter == 0 {
+		return 1
 	}
-	if e.Timeout {
-		return failure{status: http.StatusGatewayTimeout}
-	}
-	f := failure{status: http.StatusInternalServerError}
-	if text, ok := strings.CutPrefix(e.Err.Error(), failurePrefix); ok {
-		text, _, _ = strings.Cut(text, ":")
-		number, credentials, _ := strings.Cut(text, " ")
-		if n, err := strconv.Atoi(number); err == nil && n >= 500 && n <= 599 {
-			f.status = n
-		}
-		f.personal = credentials == "personal"
-	}
-	return f
+	return maxLeaders
 }
 
 // answerBare answers with a status alone. The answer has no body or header field that a handler wrote.

@@ -68,23 +68,25 @@
 // context is cancelled.
 //
 // On this node, later requests for such a URL go straight to the handler, so that they do not queue for a response that
-// cannot be shared. This ends ten seconds after the last of these requests. After a body above MaxBody, it ends ten
-// seconds after that response.
+// cannot be shared. This is a pass. A URL whose run takes longer than LoadTimeout is passed as well. The passes end ten
+// seconds after the last of them. Meanwhile one request at a time is still collected. As soon as its response can be
+// shared, the passes end.
+//
+// A request waits for WaitTimeout at most. Then it runs the handler alone, and its response is not stored. So no
+// request gets a 504 because another request's run is slow. At most MaxAlone requests per URL run alone at once in a
+// process.
 //
 // # Failures
 //
 // A 5xx response, a panic and a body that is cut short are failed loads. Within the stale-if-error of the stored
-// response, or within StaleIfError, all requests get the stale response. Otherwise the request that the handler ran for
-// gets what the handler wrote, as without this middleware. A panic continues in that request's goroutine, without the
-// stack of the handler. Config.OnEvent gets the stack.
+// response, or within StaleIfError, all requests get the stale response, and the handler does not run again before
+// ErrorTTL is over.
 //
-// The requests that waited, and all requests that come within ErrorTTL, get the bare status: 500 for a panic, 502
-// for a response that was cut short, 504 after LoadTimeout. These requests get no body and no header field of the
-// failed response, because that response may be meant for another user. If the failed request had credentials, the
-// failure may be specific to one user. Then every other request runs the handler itself.
-//
-// If a handler answers 5xx to a malformed request, any client can make a URL fail for ErrorTTL. So reject bad input
-// with 4xx, or turn ErrorTTL off.
+// Otherwise a failure belongs to the request that the handler ran for. This request gets what the handler wrote, as
+// without this middleware. A panic continues in that request's goroutine, without the stack of the handler.
+// Config.OnEvent gets the stack. No other request gets anything of the failure: one of the requests that waited runs
+// the handler again, for all of them. If that run fails as well, each of the others runs the handler alone. So a client
+// whose request makes the handler fail does not make the URL fail for others.
 //
 // A request beyond MaxWaiters gets 503 with Retry-After. While the store is down, a request beyond MaxLoads also
 // gets 503 with Retry-After. On any other problem of the cache, and after Close, the handler runs as if there were
@@ -111,6 +113,7 @@ type Config struct {
 	//   - StaleIfError applies to responses without a stale-if-error of their own. StaleIfError does not apply to
 	//     responses with must-revalidate, proxy-revalidate or s-maxage.
 	//   - LoadTimeout must be longer than the handler needs to write the slowest shared response to its last byte.
+	//   - ErrorTTL counts only while an old response is served in place of an error.
 	//   - MaxLoads and MaxWaiters are off by default, because a handler without a cache has no such limits.
 	//   - LocalBytes limits L1 to 64 MiB by default.
 	//   - Codec must be nil: responses have an encoding of their own, see WrapCodec.
@@ -129,6 +132,16 @@ type Config struct {
 	// longer fields goes to its client and is not shared. Default 64 KiB.
 	MaxHeader int
 
+	// WaitTimeout is how long a request waits for the response of another request's run. Then the request runs the
+	// handler alone, and its response is not shared. Default 5 s. Negative: a request waits until LoadTimeout.
+	WaitTimeout time.Duration
+
+	// MaxAlone limits the requests that run the handler alone at once, per process and URL. Requests run alone after
+	// WaitTimeout, and after the runs of two other requests have failed. The requests beyond MaxAlone wait on, for a
+	// shared response or for their turn. Requests for pages that cannot be shared are not limited. Default 64. Negative:
+	// no limit.
+	MaxAlone int
+
 	// WrapCodec, if not nil, gets the codec of responses and returns the codec to use, for instance one that
 	// compresses. After a change of the codec, all responses in the shared store are misses.
 	//
@@ -142,6 +155,10 @@ const (
 	defaultLocalBytes = 64 << 20
 	defaultMaxBody    = 1 << 20
 	defaultMaxHeader  = 64 << 10
+	defaultMaxAlone   = 64
+
+	defaultWaitTimeout = 5 * time.Second
+	defaultLoadTimeout = 10 * time.Second
 )
 
 // Cache caches and coalesces responses. Its methods may be called from any goroutine.
@@ -150,6 +167,9 @@ type Cache struct {
 	terms     terms
 	limits    limits
 	passMarks *passMarks
+	alone     *aloneRuns
+
+	waitTimeout, loadTimeout time.Duration // of Config, with defaults; waitTimeout is negative for no limit
 }
 
 // New returns a Cache. New does not call the store, so it works while the store is down. An error wraps
@@ -166,6 +186,9 @@ func New(cfg Config) (*Cache, error) {
 	setDefault(&cfg.Name, defaultName)
 	setDefault(&cfg.MaxBody, defaultMaxBody)
 	setDefault(&cfg.MaxHeader, defaultMaxHeader)
+	setDefault(&cfg.MaxAlone, defaultMaxAlone)
+	setDefault(&cfg.WaitTimeout, defaultWaitTimeout)
+	setDefault(&cfg.LoadTimeout, defaultLoadTimeout)
 	setDefault(&cfg.TTL, defaultTTL)
 	setDefault(&cfg.StaleIfError, cfg.StaleFor) // explicit, because the default would be the StaleFor of each response
 	setDefault(&cfg.LocalBytes, defaultLocalBytes)
@@ -185,7 +208,8 @@ func New(cfg Config) (*Cache, error) {
 	return &Cache{
 		loader: loader, terms: terms{most: cfg.TTL, staleFor: cfg.StaleFor, staleIfError: max(0, cfg.StaleIfError)},
 		limits:    limits{body: cfg.MaxBody, header: cfg.MaxHeader},
-		passMarks: newPassMarks(),
+		passMarks: newPassMarks(), alone: newAloneRuns(cfg.MaxAlone),
+		waitTimeout: cfg.WaitTimeout, loadTimeout: cfg.LoadTimeout,
 	}, nil
 }
 

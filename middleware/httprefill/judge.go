@@ -23,8 +23,6 @@ type verdict struct {
 	staleFor     time.Duration // how long the response may be served stale, after its lifetime
 	staleIfError time.Duration // how long the response may be served in place of an error, after its lifetime
 	open         class         // requests with these credentials may get the response as well
-
-	once bool // uncacheable because the body is above MaxBody; visit.pass does not extend such a pass mark
 }
 
 type kind uint8
@@ -55,7 +53,7 @@ var cacheable = [...]int{
 // judge decides about a response to a request of class c.
 func judge(status int, h http.Header, c class, t terms, now time.Time) verdict {
 	if status >= 500 {
-		return verdict{kind: failed, why: &failure{status: status, personal: c != 0}}
+		return verdict{kind: failed, why: &failure{status: status}}
 	}
 	if !slices.Contains(cacheable[:], status) {
 		return notShared("status %d", status)

@@ -221,7 +221,7 @@ func TestRequestsWithABodyBypassTheCache(t *testing.T) {
 }
 
 // The middleware wraps a reverse proxy. A page that the origin sends in chunks must be shared, and a body that is
-// cut short must end in an error or a 502.
+// cut short must end in an error.
 func TestServerAroundAProxy(t *testing.T) {
 	var runs atomic.Int64
 	origin := httptest.NewServer(handlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -252,15 +252,13 @@ func TestServerAroundAProxy(t *testing.T) {
 	if n := runs.Load(); n != 1 {
 		t.Errorf("%d runs of a page in chunks, want 1", n)
 	}
-	if res, err := srv.Client().Get(srv.URL + "/broken"); err == nil {
-		// The status may be 502, because Go's client repeats a GET whose connection was lost.
-		if body, err := io.ReadAll(res.Body); err == nil && res.StatusCode == 200 {
-			t.Errorf("half a body was read without an error: %d %q", res.StatusCode, body)
+	for range 2 {
+		if res, err := srv.Client().Get(srv.URL + "/broken"); err == nil {
+			if body, err := io.ReadAll(res.Body); err == nil {
+				t.Errorf("half a body was read without an error: %d %q", res.StatusCode, body)
+			}
+			res.Body.Close()
 		}
-		res.Body.Close()
-	}
-	if res := get(t, srv, "/broken"); res.StatusCode != http.StatusBadGateway {
-		t.Errorf("then: %d", res.StatusCode)
 	}
 }
 

@@ -33,7 +33,7 @@ type run struct {
 	cancel context.CancelFunc
 	terms  terms
 	limits limits
-	learn  func(verdict) // sets a pass mark, see remember
+	learn  func(took time.Duration) // sets a pass mark, see remember
 
 	decided chan struct{}      // closed as soon as phase is no longer collecting
 	calls   chan func(*outlet) // from the handler to the owner, once handed over
@@ -130,7 +130,7 @@ func (u *run) settle(p phase, v verdict) {
 // remember ignores its response.
 func (u *run) remember(v verdict) {
 	if v.kind == uncacheable && u.ctx.Err() == nil {
-		u.learn(v)
+		u.learn(time.Since(u.begun))
 	}
 }
 
@@ -145,7 +145,7 @@ func (u *run) handOver(v verdict) {
 }
 
 func (u *run) failure(status int, detail string) verdict {
-	return verdict{kind: failed, why: &failure{status: status, personal: u.class != 0, detail: detail}}
+	return verdict{kind: failed, why: &failure{status: status, detail: detail}}
 }
 
 // whole reports whether the body is as long as the header says.
@@ -237,15 +237,9 @@ func (u *run) collect(status int, sent http.Header) bool {
 	case headerSize(fields) > u.limits.header:
 		u.settle(handedOver, notShared("header fields above %d bytes", u.limits.header))
 	case u.declared() > int64(u.limits.body):
-		u.settle(handedOver, u.tooLarge())
+		u.settle(handedOver, notShared("body above %d bytes", u.limits.body))
 	}
 	return true
-}
-
-func (u *run) tooLarge() verdict {
-	v := notShared("body above %d bytes", u.limits.body)
-	v.once = true
-	return v
 }
 
 // Write collects p, or passes it to the owner.
@@ -278,7 +272,7 @@ func (u *run) collectBody(p []byte) (taken bool, err error) {
 		u.settle(handedOver, notShared("body longer than its Content-Length"))
 		return false, nil
 	case len(u.body)+len(p) > u.limits.body:
-		u.settle(handedOver, u.tooLarge())
+		u.settle(handedOver, notShared("body above %d bytes", u.limits.body))
 		return false, nil
 	}
 	u.body = append(u.body, p...)

@@ -3,10 +3,7 @@ package httprefill
 import (
 	"context"
 	"errors"
-	"maps"
 	"net/http"
-	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/refill-go/refill"
@@ -27,6 +24,9 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	v := &visit{handler: h, w: w, r: r, key: keyOf(r), class: classOf(r)}
 	switch mark := h.cache.passMarks.get(v.key, v.class); {
+	case mark != nil && r.Method == http.MethodGet && mark.collect():
+		v.mark = mark
+		v.get()
 	case mark != nil:
 		v.pass(mark)
 	case r.Method == http.MethodHead:
@@ -36,84 +36,124 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// visit is one request that may be answered from the cache.
-type visit struct {
-	*handler
-	w     http.ResponseWriter
-	r     *http.Request
-	key   string
-	class class
-
-	owner  context.Context     // ends when this request is answered, or when its client leaves
-	fill   *http.Request       // what the handler gets when its response may be for all clients
-	latest atomic.Pointer[run] // the last run that began for this request, also as a background refresh
-}
-
 // get answers a GET.
 func (v *visit) get() {
-	var leave context.CancelFunc
-	v.owner, leave = context.WithCancel(v.r.Context())
-	defer leave()
+	defer v.collected()
+	v.owner, v.leave = context.WithCancel(v.r.Context())
+	defer v.leave()
 	v.fill = fillRequest(v.r)
-	p, err := v.cache.loader.GetWith(v.owner, v.key, v.load)
+	p, err := v.ask()
+	alone := v.answered()
+	if alone != nil {
+		defer alone()
+	}
 	own := v.latest.Load() // the last run that began for this request, or nil
 	if own != nil && err != nil && v.r.Context().Err() == nil {
 		own.handOver(verdict{kind: failed, why: err}) // after LoadTimeout or Close, load may not have handed the run over yet
 	}
 	switch {
 	case err == nil && p.serves(v.class):
+		if v.mark != nil { // the run of this request, or of another node, was collected
+			v.cache.passMarks.drop(v.key, v.class)
+		}
 		p.write(v.w, v.r, own != nil && own.is(complete))
 	case err != nil && v.r.Context().Err() != nil: // the client has left: its handler is cancelled
-		v.fail(err)
-	case own != nil && own.is(handedOver):
-		own.serve(v.w, v.r)
+		v.gone(err)
+	case own != nil && own.is(handedOver): // from now on the run is a pass
+		v.cache.passMarks.get(v.key, v.class).pass(func() { own.serve(v.w, v.r) })
 	case own != nil && own.is(broken):
 		<-own.ended
 		setPattern(v.r, own.pattern)
 		panic(own.panicked) // the server, or an outer middleware, expects the panic on this goroutine
-	case err != nil:
-		v.fail(err)
+	case own != nil && err != nil: // complete, while Get returned at LoadTimeout
+		own.response().write(v.w, v.r, true)
+	case alone != nil:
+		v.runAlone()
 	default:
-		if !p.uncacheable {
-			v.cache.passMarks.set(v.key, v.class, false) // the response p is not for requests of this class
-		}
-		v.next.ServeHTTP(v.w, v.r)
+		v.unanswered(p, err)
 	}
 }
 
-// load runs the handler. load returns as soon as it is known whether the response is shared, so that no request
-// waits for a response that this request cannot have. The handler may continue to run for its owner. A background
-// refresh also calls load. At that time the owner has already been answered.
-func (v *visit) load(ctx context.Context, key string) (*response, error) {
+// ask asks the Loader for the response. If the run of another request fails, ask asks again, so that one of the
+// requests that waited runs the handler for all of them. After maxLeaders failures, this request runs the handler alone
+// if a slot for that is free. Otherwise ask goes on asking, until the time to wait is over.
+func (v *visit) ask() (p *response, err error) {
+	if wait := v.patience(); wait >= 0 {
+		timer := time.AfterFunc(wait, v.leaveFlight)
+		defer timer.Stop()
+	}
+	for leaders := 0; ; {
+		p, err = v.cache.loader.GetWith(v.owner, v.key, v.load)
+		var failed *refill.LoadError
+		if !errors.As(err, &failed) || failed.Timeout || v.mark != nil || v.isDone() {
+			return p, err
+		}
+		if leaders += leadersOf(failed); leaders < maxLeaders {
+			continue
+		}
+		if free := v.cache.alone.try(v.key); free != nil {
+			v.goAlone(free)
+			return p, err
+		}
+		if failed.RetryAfter > 0 { // the Loader would return the same error at once
+			v.leaveFlight()
+			return p, err
+		}
+	}
+}
+
+// patience is how long this request waits before it runs the handler without the others; negative = for ever.
+func (v *visit) patience() time.Duration {
+	if v.mark != nil {
+		return v.mark.patience()
+	}
+	return v.cache.waitTimeout
+}
+
+// leaveFlight makes this request run the handler alone, as soon as one of the slots for that is free. It does nothing
+// if the request gets an answer first, or if the handler runs for this request already.
+func (v *visit) leaveFlight() {
+	free := func() {} // a request under a pass mark needs no slot
+	if v.mark == nil {
+		if v.isDone() {
+			return
+		}
+		if free = v.cache.alone.wait(v.owner, v.key); free == nil {
+			return
+		}
+	}
+	if v.goAlone(free) {
+		v.leave() // ends GetWith
+	}
+}
+
+// runAlone lets the handler answer the request itself. If that takes longer than LoadTimeout, no run can be shared, so
+// runAlone sets a pass mark.
+func (v *visit) runAlone() {
+	began := time.Now()
+	defer func() {
+		if time.Since(began) > v.cache.loadTimeout {
+			v.cache.passMarks.set(v.key, v.class, v.cache.loadTimeout)
+		}
+	}()
+	v.next.ServeHTTP(v.w, v.r)
+}
+
+// unanswered answers a request for which there is no response, and whose own run has not begun.
+func (v *visit) unanswered(p *response, err error) {
 	c := v.cache
-	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	u := &run{
-		begun: time.Now(), owner: v.owner, class: v.class, ctx: own, cancel: cancel, terms: c.terms, limits: c.limits,
-		learn:   func(d verdict) { c.passMarks.set(key, v.class, d.once) },
-		decided: make(chan struct{}), ended: make(chan struct{}),
-		calls: make(chan func(*outlet)), carried: make(chan struct{}),
-		header: make(http.Header),
-	}
-	v.latest.Store(u)
-	go u.handle(v.next, v.fill.Clone(own))
-	select {
-	case <-u.decided:
-	case <-ctx.Done(): // LoadTimeout, or all waiters have left: the run goes to its owner
-		u.handOver(verdict{kind: failed, why: context.Cause(ctx)})
-	}
-	fill := refill.FillFrom(ctx)
-	switch d := u.verdict; d.kind {
-	case failed:
-		return nil, d.why
-	case uncacheable:
-		fill.NoStore()
-		fill.SetTTL(0) // a pass mark remembers the no-store, for this class of requests only
-		return &response{uncacheable: true}, nil
-	default:
-		fill.SetTTL(d.lifetime - d.age)
-		fill.SetStaleFor(d.staleFor)
-		fill.SetStaleIfError(d.staleIfError)
-		return u.response(), nil
+	var failed *refill.LoadError
+	switch {
+	case err == nil && p.uncacheable:
+		v.pass(c.passMarks.get(v.key, v.class))
+	case err == nil: // the response p is not for requests of this class
+		v.pass(c.passMarks.setForeign(v.key, v.class))
+	case errors.As(err, &failed) && failed.Timeout: // another request waits for longer than LoadTimeout
+		v.pass(c.passMarks.set(v.key, v.class, c.loadTimeout))
+	case errors.Is(err, refill.ErrOverloaded):
+		answerBare(v.w, http.StatusServiceUnavailable, time.Second)
+	default: // the cache is closed, or has another problem
+		v.pass(nil)
 	}
 }
 
@@ -124,63 +164,20 @@ func (v *visit) head() {
 		found.Value.write(v.w, v.r, false)
 		return
 	}
-	v.next.ServeHTTP(v.w, v.r)
+	v.pass(nil)
 }
 
-// pass lets the handler answer a request whose key and class have the pass mark m. Then pass judges the header of the
-// answer. If the answer is not to be shared, pass extends the mark, so that the next requests do not wait for each
-// other. If the answer could be shared, pass drops the mark, and the next request fills the cache.
+// pass lets the handler answer the request itself. The pass mark m, if not nil, stands meanwhile.
 func (v *visit) pass(m *passMark) {
-	before := maps.Clone(v.w.Header())
-	v.next.ServeHTTP(v.w, v.r)
-	if m.once || v.r.Method != http.MethodGet || v.r.Context().Err() != nil {
-		return
-	}
-	now := time.Now()
-	d := judge(http.StatusOK, added(before, v.w.Header()), v.class, v.cache.terms, now)
-	if d.kind == shared {
-		v.cache.passMarks.drop(v.key, v.class)
-		return
-	}
-	v.cache.passMarks.set(v.key, v.class, false)
+	m.pass(func() { v.next.ServeHTTP(v.w, v.r) })
 }
 
-// added returns the header fields and values that are in after but not in before. The handler has set the returned
-// fields. An outer middleware has set the fields in before.
-func added(before, after http.Header) http.Header {
-	h := make(http.Header, len(after))
-	for name, values := range after {
-		old := before[name]
-		switch {
-		case slices.Equal(old, values):
-		case len(old) < len(values) && slices.Equal(old, values[:len(old)]):
-			h[name] = values[len(old):]
-		default:
-			h[name] = values
-		}
-	}
-	return h
-}
-
-// fail answers a request for which there is no response.
-func (v *visit) fail(err error) {
-	var failed *refill.LoadError
-	switch {
-	case errors.As(err, &failed):
-		f := failureOf(failed)
-		if f.personal {
-			v.next.ServeHTTP(v.w, v.r)
-			return
-		}
-		answerBare(v.w, f.status, failed.RetryAfter)
-	case errors.Is(err, refill.ErrOverloaded):
-		answerBare(v.w, http.StatusServiceUnavailable, time.Second)
-	case v.r.Context().Err() == nil:
-		v.next.ServeHTTP(v.w, v.r) // the cache is closed, or has another problem
-	case errors.Is(err, context.DeadlineExceeded):
+// gone ends a request whose client has left. An outer middleware may still read the response, and must not see an empty
+// 200.
+func (v *visit) gone(err error) {
+	if errors.Is(err, context.DeadlineExceeded) {
 		answerBare(v.w, http.StatusGatewayTimeout, 0)
-	default:
-		// The client has left. An outer middleware may still read the response, and must not see an empty 200.
-		answerBare(v.w, http.StatusServiceUnavailable, 0)
+		return
 	}
+	answerBare(v.w, http.StatusServiceUnavailable, 0)
 }

@@ -55,38 +55,6 @@ func TestALoadLongerThanTheLifetimeIsOne(t *testing.T) {
 	})
 }
 
-// The handler is slower than LoadTimeout. The request that the handler runs for must get the handler's answer. The
-// other requests must get a 504 at LoadTimeout. After the handler has sent its private header, later requests must not
-// wait for each other.
-func TestSlowerThanLoadTimeout(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		s := &site{took: 30 * time.Second, answer: says("report", "Cache-Control: private")}
-		h := cached(t, s, Config{})
-		began := time.Now()
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			if w := ask(h, "GET", "/"); w.Code != 200 || w.Body.String() != "report" || time.Since(began) != s.took {
-				t.Errorf("the owner: %d %q after %v", w.Code, w.Body, time.Since(began))
-			}
-		})
-		synctest.Wait()
-		for range 3 {
-			wg.Go(func() {
-				if w := ask(h, "GET", "/"); w.Code != 504 || time.Since(began) != 10*time.Second {
-					t.Errorf("a waiter: %d %q after %v", w.Code, w.Body, time.Since(began))
-				}
-			})
-		}
-		wg.Wait()
-		began = time.Now()
-		for _, w := range all(3, func(int) *httptest.ResponseRecorder { return ask(h, "GET", "/") }) {
-			if w.Code != 200 || time.Since(began) != s.took {
-				t.Errorf("once the header is known: %d after %v", w.Code, time.Since(began))
-			}
-		}
-	})
-}
-
 // While a page is private, its requests must run the handler in parallel. Once the page may be shared, the next
 // request must fill the cache.
 func TestPassMarks(t *testing.T) {
@@ -115,11 +83,11 @@ func TestPassMarks(t *testing.T) {
 			time.Sleep(8 * time.Second)
 		}
 		open.Store(true)
-		ask(h, "GET", "/") // goes straight to the handler; the answer's header drops the pass mark
+		ask(h, "GET", "/") // is collected; its response is stored, and drops the pass mark
 		n := s.runs.Load()
 		all(5, func(int) *httptest.ResponseRecorder { return ask(h, "GET", "/") })
-		if got := s.runs.Load() - n; got != 1 {
-			t.Errorf("%d runs for 5 requests, want 1", got)
+		if got := s.runs.Load() - n; got != 0 {
+			t.Errorf("%d runs for 5 requests, want 0", got)
 		}
 
 		open.Store(false)
@@ -207,67 +175,6 @@ func TestAPrivateRefreshIsDropped(t *testing.T) {
 	})
 }
 
-// A request with credentials fails. Its failure may be specific to these credentials, so the requests that waited
-// must run the handler themselves.
-func TestAPersonalFailureIsNotShared(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		s := &site{took: 100 * ms}
-		s.answer = func(w http.ResponseWriter, r *http.Request) {
-			if r.Header.Get("Cookie") == "user=0" {
-				http.Error(w, "yours is broken", http.StatusInternalServerError)
-				return
-			}
-			says("page", "Cache-Control: private")(w, r)
-		}
-		h := cached(t, s, Config{})
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			if w := ask(h, "GET", "/", "Cookie: user=0"); w.Code != 500 || w.Body.String() != "yours is broken\n" {
-				t.Errorf("%d %q", w.Code, w.Body)
-			}
-		})
-		synctest.Wait()
-		for _, w := range all(5, func(int) *httptest.ResponseRecorder { return ask(h, "GET", "/", "Cookie: user=1") }) {
-			if w.Code != 200 || w.Body.String() != "page" {
-				t.Errorf("%d %q", w.Code, w.Body)
-			}
-		}
-		wg.Wait()
-	})
-}
-
-// The loads of the nodes a and b fail with 502, one after the other. Node c has waited for both loads. Node c must read
-// the status from the failure's text and answer 502, without a run of its handler.
-func TestFailureOnAnotherNode(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		s := &site{took: 100 * ms, answer: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(502) }}
-		cfg := Config{Config: refill.Config{Shared: memory.New()}}
-		a, b, c := cached(t, s, cfg), cached(t, s, cfg), cached(t, s, cfg)
-		go ask(a, "GET", "/")
-		synctest.Wait()
-		go ask(b, "GET", "/")
-		time.Sleep(150 * ms) // node b runs its handler
-		if w := ask(c, "GET", "/"); w.Code != 502 || w.Header().Get("Retry-After") != "1" {
-			t.Errorf("%d %v", w.Code, w.Header())
-		}
-		if n := s.runs.Load(); n != 2 {
-			t.Errorf("%d runs", n)
-		}
-	})
-	for text, want := range map[string]failure{
-		(&failure{status: 503}).Error():                              {status: 503},
-		(&failure{status: 599, personal: true, detail: "x"}).Error(): {status: 599, personal: true},
-		"httprefill: status 200":                                     {status: 500},
-		"httprefill: status x: y":                                    {status: 500},
-		"boom":                                                       {status: 500},
-		"":                                                           {status: 500},
-	} {
-		if got := failureOf(&refill.LoadError{Err: errors.New(text)}); got != want {
-			t.Errorf("%q: %+v, want %+v", text, got, want)
-		}
-	}
-}
-
 func TestGoexitIsAnAbort(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		h := cached(t, handlerFunc(func(http.ResponseWriter, *http.Request) { runtime.Goexit() }), Config{})
@@ -280,7 +187,7 @@ func TestGoexitIsAnAbort(t *testing.T) {
 	})
 }
 
-// A handler panics once. Another page must work at once, and the page that panicked must work again after ErrorTTL.
+// A handler panics once. Another page must work at once, and so must the page that panicked.
 func TestAPanicHarmsNoOtherPage(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := &site{}
@@ -309,7 +216,6 @@ func TestAPanicHarmsNoOtherPage(t *testing.T) {
 		if w := ask(h, "GET", "/other"); w.Body.String() != "half a page" {
 			t.Errorf("%q", w.Body)
 		}
-		time.Sleep(2 * time.Second)
 		if w := ask(h, "GET", "/"); w.Body.String() != "half a page" {
 			t.Errorf("%q", w.Body)
 		}
@@ -513,19 +419,16 @@ func TestServerEventStream(t *testing.T) {
 }
 
 func TestServerTruncatedBody(t *testing.T) {
-	runs := atomic.Int64{}
 	srv := server(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "max-age=60")
 		w.Header().Set("Content-Length", "100")
 		fmt.Fprint(w, strings.Repeat("x", 50))
-		runs.Add(1)
 	})
-	res := get(t, srv, "/")
-	if body, err := io.ReadAll(res.Body); !errors.Is(err, io.ErrUnexpectedEOF) || len(body) != 50 {
-		t.Errorf("%d bytes, %v: the client must see that something is missing", len(body), err)
-	}
-	if res := get(t, srv, "/"); res.StatusCode != 502 {
-		t.Errorf("then: %d", res.StatusCode)
+	for range 2 {
+		res := get(t, srv, "/")
+		if body, err := io.ReadAll(res.Body); !errors.Is(err, io.ErrUnexpectedEOF) || len(body) != 50 {
+			t.Errorf("%d bytes, %v: the client must see that something is missing", len(body), err)
+		}
 	}
 }
 
