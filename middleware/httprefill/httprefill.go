@@ -18,7 +18,10 @@
 // # The one rule
 //
 // A response that allows caching must depend on nothing but the key. The key consists of the request's scheme, host,
-// path and query, and of its X-Forwarded-Host, -Proto and -Prefix. A response may depend on something else, for
+// path and query, and of the fields that handlers make URLs from: Forwarded, X-Forwarded-Host, -Proto, -Prefix, -Path,
+// -Port, -Protocol, -Scheme, -Server, -Ssl, -Uri and -Url, Front-End-Https, X-Envoy-Original-Path, X-Host,
+// X-Http-Host-Override, X-Original-Host, X-Script-Name and X-Url-Scheme. Config.KeyHeaders and Config.Key add to the
+// key. The handler sees the host in lower case, as in the key. A response may depend on something else, for
 // instance the user, another header field, the client's address, or a value in the request's context. Such a
 // response must say private or no-store. If it depends on another header field, it may name that field in Vary
 // instead.
@@ -95,6 +98,7 @@ package httprefill
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"time"
@@ -142,6 +146,16 @@ type Config struct {
 	// no limit.
 	MaxAlone int
 
+	// KeyHeaders lists header fields of requests that responses may depend on, for instance "X-Tenant" or
+	// "Accept-Language". Requests with different values have different responses, in any number. So list only fields
+	// with few values.
+	KeyHeaders []string
+
+	// Key, if not nil, returns something else of a request that responses may depend on, for instance the value of one
+	// cookie. Requests for which Key returns different texts have different responses. Key is called from many goroutines,
+	// for GET and HEAD requests that the cache may answer. Key must not change the request, and must not read its body.
+	Key func(*http.Request) string
+
 	// WrapCodec, if not nil, gets the codec of responses and returns the codec to use, for instance one that
 	// compresses. After a change of the codec, all responses in the shared store are misses.
 	//
@@ -164,6 +178,7 @@ const (
 // Cache caches and coalesces responses. Its methods may be called from any goroutine.
 type Cache struct {
 	loader    *refill.Loader[*response]
+	keyer     keyer
 	terms     terms
 	limits    limits
 	passMarks *passMarks
@@ -206,7 +221,8 @@ func New(cfg Config) (*Cache, error) {
 		return nil, err
 	}
 	return &Cache{
-		loader: loader, terms: terms{most: cfg.TTL, staleFor: cfg.StaleFor, staleIfError: max(0, cfg.StaleIfError)},
+		loader: loader, keyer: newKeyer(cfg.KeyHeaders, cfg.Key),
+		terms:     terms{most: cfg.TTL, staleFor: cfg.StaleFor, staleIfError: max(0, cfg.StaleIfError)},
 		limits:    limits{body: cfg.MaxBody, header: cfg.MaxHeader},
 		passMarks: newPassMarks(), alone: newAloneRuns(cfg.MaxAlone),
 		waitTimeout: cfg.WaitTimeout, loadTimeout: cfg.LoadTimeout,
@@ -227,18 +243,18 @@ func (c *Cache) Middleware(next http.Handler) http.Handler {
 // from the store. A response that a handler is making now is not stored. Call Invalidate after the change is
 // committed.
 //
-// Only these parts of a request count: the Host, the URL, X-Forwarded-Host and X-Forwarded-Prefix. The request can
-// come from http.NewRequest, or can be the POST that made the change. An error means that the store was not reached.
-// See refill.Loader.Invalidate for what happens then.
+// Only these parts of a request count: the Host, the URL, X-Forwarded-Host and X-Forwarded-Prefix. All responses that
+// differ only in other parts of the key are removed. The request can come from http.NewRequest, or can be the POST that
+// made the change. An error means that the store was not reached. See refill.Loader.Invalidate for what happens then.
 func (c *Cache) Invalidate(ctx context.Context, requests ...*http.Request) error {
-	var keys []string
+	var keys, pages []string
 	for _, r := range requests {
-		keys = append(keys, keysOf(r)...)
+		keys, pages = append(keys, keysOf(r)...), append(pages, pageOf(r))
 	}
 	if len(keys) == 0 {
 		return nil
 	}
-	return c.loader.Invalidate(ctx, keys...)
+	return errors.Join(c.loader.Invalidate(ctx, keys...), c.loader.InvalidateTag(ctx, pages...))
 }
 
 // Close ends the cache: from now on requests go straight to the handlers. Close waits, for LoadTimeout at most, until

@@ -22,7 +22,8 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.next.ServeHTTP(w, r)
 		return
 	}
-	v := &visit{handler: h, w: w, r: r, key: keyOf(r), class: classOf(r)}
+	v := &visit{handler: h, w: w, r: r, class: classOf(r)}
+	v.key, v.page = h.cache.keyer.of(r)
 	switch mark := h.cache.passMarks.get(v.key, v.class); {
 	case mark != nil && r.Method == http.MethodGet && mark.collect():
 		v.mark = mark

@@ -16,6 +16,7 @@ type visit struct {
 	w     http.ResponseWriter
 	r     *http.Request
 	key   string
+	page  string // the tag of the response, or empty, see keyer.of
 	class class
 	mark  *passMark // this request is the one that is collected while the mark stands; nil for most requests
 
@@ -128,6 +129,9 @@ func (v *visit) load(ctx context.Context, key string) (*response, error) {
 		return &response{uncacheable: true}, nil
 	default:
 		fill.SetTTL(d.lifetime - d.age)
+		if v.page != "" {
+			fill.Tag(v.page)
+		}
 		fill.SetStaleFor(d.staleFor)
 		fill.SetStaleIfError(d.staleIfError)
 		return u.response(), nil
