@@ -502,54 +502,6 @@ func TestBadConfig(t *testing.T) {
 	}
 }
 
-func TestLifetime(t *testing.T) {
-	now := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
-	date := func(d time.Duration) string { return now.Add(d).Format(http.TimeFormat) }
-	for _, c := range []struct {
-		fields []string
-		want   time.Duration // 0 = not shared
-	}{
-		{[]string{"Cache-Control: max-age=60"}, time.Minute},
-		{[]string{"Cache-Control: MAX-AGE=60"}, time.Minute},
-		{[]string{"Cache-Control: max-age=60, s-maxage=10"}, 10 * time.Second},
-		{[]string{"Cache-Control: s-maxage=0, max-age=60"}, 0},
-		{[]string{"Cache-Control: max-age=60", "Age: 20"}, 40 * time.Second},
-		{[]string{"Cache-Control: max-age=60", "Age: 60"}, 0},
-		{[]string{"Cache-Control: max-age=60", "Age: abc"}, time.Minute},
-		{[]string{"Cache-Control: max-age=-1"}, 0},
-		{[]string{"Cache-Control: max-age=1.5"}, 0},
-		{[]string{`Cache-Control: ext="max-age=60"`}, 0},
-		{[]string{"Cache-Control: max-age=99999999999999999999"}, 24 * time.Hour},
-		{[]string{"Cache-Control: max-age=60", "Cache-Control: private"}, 0},
-		{[]string{"Expires: " + date(time.Minute), "Date: " + date(0)}, time.Minute},
-		{[]string{"Expires: " + date(time.Minute)}, time.Minute},
-		{[]string{"Expires: 0"}, 0},
-		{[]string{"Expires: " + date(time.Minute), "Cache-Control: max-age=0"}, 0},
-		{[]string{"Cache-Control: max-age=60", "Content-Encoding: gzip"}, 0},
-		{[]string{"Cache-Control: public"}, 0},
-		{nil, 0},
-	} {
-		h := make(http.Header)
-		for _, f := range c.fields {
-			name, value, _ := strings.Cut(f, ": ")
-			h.Add(name, value)
-		}
-		v := judge(200, h, 0, terms{most: 24 * time.Hour}, now)
-		if got := v.lifetime - v.age; (v.kind == shared) != (c.want > 0) || v.kind == shared && got != c.want {
-			t.Errorf("%q: shared %v for %v, want %v (%v)", c.fields, v.kind == shared, got, c.want, v.why)
-		}
-	}
-	for status, want := range map[int]kind{
-		200: shared, 204: shared, 301: shared, 404: shared, 410: shared,
-		206: uncacheable, 302: uncacheable, 304: uncacheable, 400: uncacheable, 401: uncacheable, 403: uncacheable,
-		500: failed, 503: failed,
-	} {
-		if v := judge(status, http.Header{"Cache-Control": {"max-age=60"}}, 0, terms{most: time.Hour}, now); v.kind != want {
-			t.Errorf("status %d: %v, want %v", status, v.kind, want)
-		}
-	}
-}
-
 func FuzzCodec(f *testing.F) {
 	good, err := codec{}.Marshal(&response{
 		status: 200, header: http.Header{"A": {"1", "caf\xe9"}, "B": {""}}, born: time.UnixMicro(1_700_000_000_000_000),

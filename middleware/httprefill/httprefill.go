@@ -32,10 +32,11 @@
 // true. Otherwise the response belongs to the one request that it was made for. Every other request then runs the
 // handler itself, in parallel.
 //
-//   - The status is 200, 203, 204, 301, 308, 404 or 410.
-//   - The response says how long it is fresh, by s-maxage, max-age or Expires (as an IMF-fixdate). Its Age is below
-//     that time.
-//   - Cache-Control can be parsed. It does not say no-store, no-cache or private, with or without field names.
+//   - The status is any final status but 206 and 304.
+//   - The response says how long it is fresh, by s-maxage, max-age or Expires. Its age is below that time.
+//   - Cache-Control can be parsed. It does not say no-cache or private. It does not say no-store, unless it also says
+//     must-understand, and the status is one of RFC 9110. If no-cache or private lists field names, the listed fields
+//     reach only the client that the handler ran for.
 //   - The response has no Set-Cookie, Vary, Content-Encoding, Content-Range, Upgrade or trailer. It has no
 //     Access-Control-Allow-Origin other than "*", and is not an event stream. A handler that compresses sets
 //     Content-Encoding, so compress outside of this middleware.
@@ -81,9 +82,9 @@
 //
 // # Failures
 //
-// A 5xx response, a panic and a body that is cut short are failed loads. Within the stale-if-error of the stored
-// response, or within StaleIfError, all requests get the stale response, and the handler does not run again before
-// ErrorTTL is over.
+// A panic, a body that is cut short, and a 5xx response that does not say how long it is fresh are failed loads. Within
+// the stale-if-error of the stored response, or within StaleIfError, all requests get the stale response, and the
+// handler does not run again before ErrorTTL is over.
 //
 // Otherwise a failure belongs to the request that the handler ran for. This request gets what the handler wrote, as
 // without this middleware. A panic continues in that request's goroutine, without the stack of the handler.
@@ -112,10 +113,9 @@ type Config struct {
 	// meaning or default than in package refill:
 	//
 	//   - TTL is not required. TTL limits the lifetime that a response may ask for. Default 24 h.
-	//   - StaleFor applies to responses without a stale-while-revalidate of their own. StaleFor does not apply to
-	//     responses with must-revalidate, proxy-revalidate or s-maxage.
-	//   - StaleIfError applies to responses without a stale-if-error of their own. StaleIfError does not apply to
-	//     responses with must-revalidate, proxy-revalidate or s-maxage.
+	//   - StaleFor applies to responses without a stale-while-revalidate of their own, and StaleIfError to responses
+	//     without a stale-if-error of their own. A response with must-revalidate, proxy-revalidate or s-maxage is never
+	//     served after its lifetime, whatever it says besides (RFC 9111, 5.2.2).
 	//   - LoadTimeout must be longer than the handler needs to write the slowest shared response to its last byte.
 	//   - ErrorTTL counts only while an old response is served in place of an error.
 	//   - MaxLoads and MaxWaiters are off by default, because a handler without a cache has no such limits.

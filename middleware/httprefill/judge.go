@@ -1,6 +1,7 @@
 package httprefill
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -9,8 +10,9 @@ import (
 	"time"
 )
 
-// This file decides from a status and a header whether a response may be shared, and for how long. The functions are
-// pure: now is an argument. In doubt a response is not shared.
+// This file decides about responses in three steps: mayStore (RFC 9111, 3), howLong (4.2) and mayReuse (4). The
+// functions are pure: the time is an argument. In doubt a response is not shared. The numbers in the comments are
+// sections of RFC 9111.
 
 // verdict is the decision about one response.
 type verdict struct {
@@ -18,11 +20,9 @@ type verdict struct {
 	why  error // not shared: the reason; failed: a *failure
 
 	// The fields below belong to a shared response.
-	lifetime     time.Duration // counted from the moment when the response was generated
-	age          time.Duration // how old the response was when it reached this node
-	staleFor     time.Duration // how long the response may be served stale, after its lifetime
-	staleIfError time.Duration // how long the response may be served in place of an error, after its lifetime
-	open         class         // requests with these credentials may get the response as well
+	freshness
+	open class    // requests with these credentials may get the response as well
+	drop []string // fields that are not stored, see cacheControl.drop
 }
 
 type kind uint8
@@ -30,7 +30,7 @@ type kind uint8
 const (
 	uncacheable kind = iota // only for the request that it was made for
 	shared                  // for all requests, and for the store
-	failed                  // no response, but an error that all waiters get
+	failed                  // no response, but an error
 )
 
 func notShared(format string, args ...any) verdict {
@@ -44,57 +44,56 @@ type terms struct {
 	staleIfError time.Duration // Config.StaleIfError, for a response without stale-if-error; 0 = off
 }
 
-// cacheable lists the statuses that may be shared if the response says for how long.
-var cacheable = [...]int{
-	http.StatusOK, http.StatusNonAuthoritativeInfo, http.StatusNoContent, http.StatusMovedPermanently,
-	http.StatusPermanentRedirect, http.StatusNotFound, http.StatusGone,
-}
-
-// judge decides about a response to a request of class c.
-func judge(status int, h http.Header, c class, t terms, now time.Time) verdict {
-	if status >= 500 {
+// judge decides about a response to a request of class c. The run began at began, and the header came at now. A 5xx
+// response that says how long it is fresh is a response like any other. Without that, it is a failure.
+func judge(status int, h http.Header, c class, t terms, began, now time.Time) verdict {
+	cc := parseCacheControl(h["Cache-Control"])
+	v := verdict{kind: shared, open: cc.opens(), drop: cc.drop}
+	why := mayStore(status, h, &cc)
+	if why == nil && !mayReuse(v.open, c) {
+		why = errors.New("the request had credentials, and the response is not public")
+	}
+	v.freshness = howLong(h, &cc, t, began, now)
+	if why == nil && v.lifetime <= v.age {
+		why = errors.New("no explicit lifetime is left")
+	}
+	switch {
+	case why == nil:
+		return v
+	case status >= 500:
 		return verdict{kind: failed, why: &failure{status: status}}
 	}
-	if !slices.Contains(cacheable[:], status) {
-		return notShared("status %d", status)
-	}
-	if v := bound(h); v != "" {
-		return notShared("%s", v)
-	}
-	cc := parseCacheControl(h["Cache-Control"])
-	if cc.forbids {
-		return notShared("Cache-Control: %s", strings.Join(h["Cache-Control"], ", "))
-	}
-	v := verdict{kind: shared, age: ageOf(h, now), open: cc.opens()}
-	if c&^v.open != 0 {
-		return notShared("the request had credentials, and the response is not public")
-	}
-	v.lifetime = min(cc.lifetime(h, now), v.age+t.most)
-	if v.lifetime <= v.age {
-		return notShared("no explicit lifetime is left")
-	}
-	v.staleFor, v.staleIfError = cc.stale(t)
-	return v
+	return verdict{why: why}
 }
 
-// stale returns how long the response may be served stale, and how long in place of an error. Without a directive of
-// RFC 5861, the settings of Config count. must-revalidate and proxy-revalidate forbid both. s-maxage implies
-// proxy-revalidate (RFC 9111, 5.2.2.10), so s-maxage forbids to serve the response in place of an error, and excludes
-// Config.StaleFor. But s-maxage leaves the stale-while-revalidate that the response itself asks for.
-func (cc *cacheControl) stale(t terms) (staleFor, staleIfError time.Duration) {
-	if cc.strict {
-		return 0, 0
+// mayStore returns why a response must not be stored, or nil (3). howLong decides whether storing it makes sense.
+func mayStore(status int, h http.Header, cc *cacheControl) error {
+	switch {
+	case status < 200 || status > 999 || status == http.StatusPartialContent || status == http.StatusNotModified:
+		return errors.New("status " + strconv.Itoa(status))
+	case cc.bad:
+		return errors.New("Cache-Control cannot be parsed")
+	case cc.mustUnderstand && !understood(status): // 5.2.2.3
+		return errors.New("must-understand, and status " + strconv.Itoa(status))
+	case cc.noStore && !cc.mustUnderstand, cc.noCache, cc.private:
+		return errors.New("Cache-Control: " + strings.Join(h["Cache-Control"], ", "))
 	}
-	if !cc.hasSMaxAge {
-		staleFor, staleIfError = t.staleFor, t.staleIfError
+	if name := bound(h); name != "" {
+		return errors.New(name)
 	}
-	if cc.hasSWR {
-		staleFor = cc.swr
+	return nil
+}
+
+// understood reports whether this cache knows what a status means for caching: the statuses of RFC 9110 but 206 and
+// 304, which concern stored responses.
+func understood(status int) bool {
+	switch {
+	case status >= 200 && status <= 205, status >= 300 && status <= 308 && status != 304 && status != 306:
+		return true
+	case status >= 400 && status <= 417, status == 421, status == 422, status == 426, status >= 500 && status <= 505:
+		return true
 	}
-	if cc.hasSIE && !cc.hasSMaxAge {
-		staleIfError = cc.sie
-	}
-	return staleFor, staleIfError
+	return false
 }
 
 // bound returns the name of a header field that binds a response to the request that it was made for, whatever
@@ -122,151 +121,104 @@ func bound(h http.Header) string {
 	return ""
 }
 
-// cacheControl is the part of Cache-Control that matters to a shared cache.
-type cacheControl struct {
-	forbids bool // no-store, no-cache, private, or cannot be parsed
-	public  bool
-	strict  bool // must-revalidate or proxy-revalidate
-	must    bool // must-revalidate
-
-	maxAge, sMaxAge, swr, sie             time.Duration // swr is stale-while-revalidate, sie is stale-if-error
-	hasMaxAge, hasSMaxAge, hasSWR, hasSIE bool
-}
-
-// opens returns the credentials with which a request may get the response from the cache. The rules are those of RFC
-// 9111, 3.5. Cookies, which the RFC does not mention, need public or s-maxage.
+// opens returns the credentials with which a request may get the response from the cache. The rules are those of 3.5.
+// Cookies, which the RFC does not mention, need public or s-maxage.
 func (cc *cacheControl) opens() class {
 	switch {
-	case cc.public || cc.hasSMaxAge:
+	case cc.public || cc.sMaxAge.set:
 		return allClasses
-	case cc.must:
+	case cc.mustRevalidate:
 		return withAuthorization
 	}
 	return 0
 }
 
-// lifetime returns how long the response is fresh, counted from its generation. It returns 0 if the response does
-// not say how long.
+// mayReuse reports whether a request of class c may get a stored response that is open to the classes in open (3.5, 4).
+// The Loader judges the age of the response.
+func mayReuse(open, c class) bool { return c&^open == 0 }
+
+// freshness says how long a response may be served.
+type freshness struct {
+	lifetime     time.Duration // counted from the moment when the response was generated (4.2.1); 0 = not said
+	age          time.Duration // how old the response was when its run began (4.2.3)
+	staleFor     time.Duration // how long the response may be served stale, after its lifetime (4.2.4)
+	staleIfError time.Duration // how long the response may be served in place of an error, after its lifetime
+}
+
+// howLong returns how long a response is fresh and may be served stale.
+func howLong(h http.Header, cc *cacheControl, t terms, began, now time.Time) (f freshness) {
+	f.age = ageOf(h, began, now)
+	f.lifetime = min(cc.lifetime(h, now), f.age+t.most)
+	f.staleFor, f.staleIfError = cc.stale(t)
+	return f
+}
+
+// lifetime returns how long the response is fresh, counted from its generation (4.2.1). It returns 0 if the response
+// does not say how long. A directive that is there but not valid makes the response stale, whatever Expires says. So
+// does an Expires that is not valid, or that has more than one line (5.3).
 func (cc *cacheControl) lifetime(h http.Header, now time.Time) time.Duration {
 	switch expires := h["Expires"]; {
-	case cc.hasSMaxAge:
-		return cc.sMaxAge
-	case cc.hasMaxAge:
-		return cc.maxAge
+	case cc.sMaxAge.set:
+		return cc.sMaxAge.d
+	case cc.maxAge.set:
+		return cc.maxAge.d
 	case len(expires) == 1:
-		until, ok := parseDate(expires[0])
-		if !ok {
-			return 0
-		}
-		if date, ok := dateOf(h, now); ok {
-			return max(0, until.Sub(date))
+		if until, ok := parseDate(expires[0], now); ok {
+			return max(0, until.Sub(dateOf(h, now)))
 		}
 	}
 	return 0
 }
 
-// ageOf returns how old a response already is. Age and Date may give different ages, and the larger one counts.
-func ageOf(h http.Header, now time.Time) time.Duration {
+// stale returns how long the response may be served stale, and how long in place of an error (4.2.4). Without a
+// directive of RFC 5861, the settings of Config count. must-revalidate, proxy-revalidate and s-maxage forbid both, also
+// beside such a directive (5.2.2.2, 5.2.2.8, 5.2.2.10).
+func (cc *cacheControl) stale(t terms) (staleFor, staleIfError time.Duration) {
+	if cc.mustRevalidate || cc.proxyRevalidate || cc.sMaxAge.set {
+		return 0, 0
+	}
+	staleFor, staleIfError = t.staleFor, t.staleIfError
+	if cc.staleWhileRevalidate.set {
+		staleFor = cc.staleWhileRevalidate.d
+	}
+	if cc.staleIfError.set {
+		staleIfError = cc.staleIfError.d
+	}
+	return staleFor, staleIfError
+}
+
+// ageOf returns how old the response was when its run began (4.2.3). Age and Date may give different ages, and the
+// larger one counts. Age is from the moment of the request. Date is compared with the moment of the response, so the
+// time that the run took until then is no part of the age at its beginning.
+func ageOf(h http.Header, began, now time.Time) time.Duration {
 	var age time.Duration
 	if values := h["Age"]; len(values) > 0 {
 		first, _, _ := strings.Cut(values[0], ",")
 		age, _ = parseSeconds(strings.TrimSpace(first)) // 0 if first is not a number
 	}
-	if date, ok := dateOf(h, now); ok {
-		age = max(age, now.Sub(date).Truncate(time.Second)) // a Date has whole seconds
-	}
-	return age
+	apparent := now.Sub(dateOf(h, now)).Truncate(time.Second) // a Date has whole seconds
+	return max(age, apparent-now.Sub(began), 0)
 }
 
-// dateOf returns the Date of the response, or now if the response has no Date. It returns false if the Date cannot
-// be parsed.
-func dateOf(h http.Header, now time.Time) (time.Time, bool) {
-	switch values := h["Date"]; len(values) {
-	case 0:
-		return now, true
-	case 1:
-		return parseDate(values[0])
-	}
-	return time.Time{}, false
-}
-
-// parseDate accepts only an IMF-fixdate.
-func parseDate(s string) (time.Time, bool) {
-	t, err := time.Parse(http.TimeFormat, s)
-	return t, err == nil && t.Format(http.TimeFormat) == s
-}
-
-// parseSeconds reads delta-seconds, which are digits only. A number that is too large counts as about 68 years.
-func parseSeconds(s string) (time.Duration, bool) {
-	if s == "" || strings.Trim(s, "0123456789") != "" {
-		return 0, false
-	}
-	n, err := strconv.ParseInt(s, 10, 64)
-	if err != nil || n > 1<<31 {
-		n = 1 << 31
-	}
-	return time.Duration(n) * time.Second, true
-}
-
-// parseCacheControl reads the lines of a Cache-Control. If a directive occurs twice, the smaller number counts. A
-// number that cannot be parsed counts as 0. Unknown directives are skipped.
-func parseCacheControl(lines []string) cacheControl {
-	var cc cacheControl
-	rest := strings.Join(lines, ",")
-	for rest != "" {
-		var directive string
-		var ok bool
-		directive, rest, ok = cutDirective(rest)
-		if !ok {
-			cc.forbids = true
-			return cc
-		}
-		name, value, _ := strings.Cut(directive, "=")
-		cc.add(strings.ToLower(strings.TrimSpace(name)), strings.TrimSpace(value))
-	}
-	return cc
-}
-
-func (cc *cacheControl) add(name, value string) {
-	switch name {
-	case "no-store", "no-cache", "private":
-		cc.forbids = true
-	case "public":
-		cc.public = true
-	case "must-revalidate":
-		cc.must, cc.strict = true, true
-	case "proxy-revalidate":
-		cc.strict = true
-	case "max-age":
-		smaller(&cc.maxAge, &cc.hasMaxAge, value)
-	case "s-maxage":
-		smaller(&cc.sMaxAge, &cc.hasSMaxAge, value)
-	case "stale-while-revalidate":
-		smaller(&cc.swr, &cc.hasSWR, value)
-	case "stale-if-error":
-		smaller(&cc.sie, &cc.hasSIE, value)
-	}
-}
-
-func smaller(field *time.Duration, has *bool, value string) {
-	d, _ := parseSeconds(value)
-	if !*has || d < *field {
-		*field, *has = d, true
-	}
-}
-
-// cutDirective cuts s after the first comma outside of a quoted string. ok is false if a quoted string does not end.
-func cutDirective(s string) (directive, rest string, ok bool) {
-	quoted := false
-	for i := 0; i < len(s); i++ {
-		switch {
-		case s[i] == '"':
-			quoted = !quoted
-		case s[i] == '\\' && quoted:
-			i++
-		case s[i] == ',' && !quoted:
-			return s[:i], s[i+1:], true
+// dateOf returns the Date of the response, or now if there is no Date, or not exactly one that can be parsed (RFC 9110,
+// 6.6.1).
+func dateOf(h http.Header, now time.Time) time.Time {
+	if values := h["Date"]; len(values) == 1 {
+		if t, ok := parseDate(values[0], now); ok {
+			return t
 		}
 	}
-	return s, "", !quoted
+	return now
+}
+
+// without returns h without the named fields. It returns h itself if there is nothing to leave out.
+func without(h http.Header, names []string) http.Header {
+	if !slices.ContainsFunc(names, func(name string) bool { return h[name] != nil }) {
+		return h
+	}
+	h = h.Clone()
+	for _, name := range names {
+		delete(h, name)
+	}
+	return h
 }

@@ -27,7 +27,7 @@ type response struct {
 }
 
 // serves reports whether a request of class c may get p. The Loader judges the age of p.
-func (p *response) serves(c class) bool { return !p.uncacheable && c&^p.open == 0 }
+func (p *response) serves(c class) bool { return !p.uncacheable && mayReuse(p.open, c) }
 
 // age returns the age of p. The result is never negative, although the node that stored p may have a clock ahead of
 // this node's clock.
@@ -81,8 +81,8 @@ func notModified(request http.Header, p *response) bool {
 	if len(since) != 1 || len(modified) != 1 {
 		return false
 	}
-	has, ok := parseDate(since[0])
-	is, ok2 := parseDate(modified[0])
+	has, ok := parseDate(since[0], time.Now())
+	is, ok2 := parseDate(modified[0], time.Now())
 	return ok && ok2 && !is.After(has)
 }
 
@@ -275,7 +275,7 @@ func (codec) Unmarshal(data []byte, pointer any) error {
 	p.lifetime = time.Duration(d.uvarint(maxSpan)) * time.Microsecond
 	p.spare = time.Duration(d.uvarint(maxSpan)) * time.Microsecond
 	p.pattern = string(d.bytes())
-	p.status = int(d.uvarint(599))
+	p.status = int(d.uvarint(999))
 	p.header = d.header()
 	p.body = d.bytes()
 	if d.bad || len(d.rest) > 0 || flags&^allFlags != 0 || p.status < 200 {

@@ -179,7 +179,7 @@ func (u *run) trailers() bool {
 // response makes the value for the Loader from what a complete run has collected.
 func (u *run) response() *response {
 	v := u.verdict
-	h := storable(u.fields, u.begun)
+	h := storable(without(u.fields, v.drop), u.begun)
 	if _, set := h["Content-Type"]; !set && len(u.body) > 0 { // as net/http's server does
 		h.Set("Content-Type", http.DetectContentType(u.body))
 	}
@@ -187,6 +187,17 @@ func (u *run) response() *response {
 		open: v.open, born: u.begun.Add(-v.age), lifetime: v.lifetime, spare: max(v.staleFor, v.staleIfError),
 		pattern: u.pattern, status: u.status, header: h, body: u.body,
 	}
+}
+
+// dropped returns the fields of a complete run that are not stored. They are for its owner alone.
+func (u *run) dropped() http.Header {
+	h := make(http.Header)
+	for _, name := range u.verdict.drop {
+		if values := u.fields[name]; len(values) > 0 {
+			h[name] = values
+		}
+	}
+	return h
 }
 
 // Header implements http.ResponseWriter.
@@ -223,7 +234,7 @@ func (u *run) interim(status int) {
 // collect keeps the status and the header, and judges them. It returns false if the run was handed over before.
 func (u *run) collect(status int, sent http.Header) bool {
 	fields := canonical(sent)
-	v := judge(status, fields, u.class, u.terms, time.Now())
+	v := judge(status, fields, u.class, u.terms, u.begun, time.Now())
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.phase != collecting {

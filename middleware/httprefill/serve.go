@@ -57,7 +57,7 @@ func (v *visit) get() {
 		if v.mark != nil { // the run of this request, or of another node, was collected
 			v.cache.passMarks.drop(v.key, v.class)
 		}
-		p.write(v.w, v.r, own != nil && own.is(complete))
+		v.write(p, own)
 	case err != nil && v.r.Context().Err() != nil: // the client has left: its handler is cancelled
 		v.gone(err)
 	case own != nil && own.is(handedOver): // from now on the run is a pass
@@ -67,12 +67,21 @@ func (v *visit) get() {
 		setPattern(v.r, own.pattern)
 		panic(own.panicked) // the server, or an outer middleware, expects the panic on this goroutine
 	case own != nil && err != nil: // complete, while Get returned at LoadTimeout
-		own.response().write(v.w, v.r, true)
+		v.write(own.response(), own)
 	case alone != nil:
 		v.runAlone()
 	default:
 		v.unanswered(p, err)
 	}
+}
+
+// write answers with p. own is the run that began for this request, or nil.
+func (v *visit) write(p *response, own *run) {
+	isOwn := own != nil && own.is(complete)
+	if isOwn {
+		overlay(v.w.Header(), nil, own.dropped())
+	}
+	p.write(v.w, v.r, isOwn)
 }
 
 // ask asks the Loader for the response. If the run of another request fails, ask asks again, so that one of the
