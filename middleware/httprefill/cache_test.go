@@ -494,7 +494,8 @@ func TestBadConfig(t *testing.T) {
 	for field, cfg := range map[string]Config{
 		"WrapCodec": {WrapCodec: func(refill.Codec) refill.Codec { return nil }},
 		"Codec":     {Config: refill.Config{Codec: codec{}}}, "MaxBody": {MaxBody: -1}, "name": {Name: "a:b"},
-		"MaxHeader": {MaxHeader: -1}, "StaleFor": {Config: refill.Config{StaleFor: -1}},
+		"KeyHeaders": {KeyHeaders: []string{"X-A", "a b"}},
+		"MaxHeader":  {MaxHeader: -1}, "StaleFor": {Config: refill.Config{StaleFor: -1}},
 	} {
 		if _, err := New(cfg); !errors.Is(err, refill.ErrInvalid) || !strings.Contains(err.Error(), field) {
 			t.Errorf("%s: %v", field, err)

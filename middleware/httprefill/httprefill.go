@@ -198,6 +198,11 @@ func New(cfg Config) (*Cache, error) {
 	case cfg.MaxHeader < 0:
 		return nil, invalid("MaxHeader", "%d is negative", cfg.MaxHeader)
 	}
+	for _, name := range cfg.KeyHeaders {
+		if !isToken(name) {
+			return nil, invalid("KeyHeaders", "%q is not the name of a field", name)
+		}
+	}
 	setDefault(&cfg.Name, defaultName)
 	setDefault(&cfg.MaxBody, defaultMaxBody)
 	setDefault(&cfg.MaxHeader, defaultMaxHeader)

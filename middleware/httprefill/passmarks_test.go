@@ -103,6 +103,36 @@ func TestCollectingGoesOn(t *testing.T) {
 	}
 }
 
+// The marks of two nodes stand, and the request that is collected on node a holds the lease. The request that is to be
+// collected on node b waits in vain, and becomes a pass. While this pass runs, it must count as one, and another
+// request must be able to be collected on node b.
+func TestWaitedInVainToBeCollected(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := &site{answer: says("page", "Cache-Control: private")}
+		cfg := Config{Config: refill.Config{Shared: memory.New()}}
+		a := cached(t, s, cfg)
+		b, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer b.Close()
+		onB := b.Middleware(s)
+		ask(a, "GET", "/")
+		ask(onB, "GET", "/")
+		s.took = 8 * time.Second
+		var wg sync.WaitGroup
+		wg.Go(func() { ask(a, "GET", "/") })
+		synctest.Wait()
+		wg.Go(func() { ask(onB, "GET", "/") })
+		time.Sleep(time.Second)
+		mark := b.passMarks.get(defaultKey(httptest.NewRequest("GET", "/", nil)), 0)
+		if mark == nil || mark.passes.Load() != 1 || mark.collecting.Load() || s.now.Load() != 2 {
+			t.Errorf("mark %+v, %d runs at once", mark, s.now.Load())
+		}
+		wg.Wait()
+	})
+}
+
 // A body was above MaxBody. As soon as it is smaller, it must be shared.
 func TestABodyThatWasTooLarge(t *testing.T) {
 	bubble(t, func(t *testing.T) {

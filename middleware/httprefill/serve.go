@@ -39,7 +39,6 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // get answers a GET.
 func (v *visit) get() {
-	defer v.collected()
 	v.owner, v.leave = context.WithCancel(v.r.Context())
 	defer v.leave()
 	v.fill = fillRequest(v.r)
@@ -69,7 +68,7 @@ func (v *visit) get() {
 	case own != nil && err != nil: // complete, while Get returned at LoadTimeout
 		v.write(own.response(), own)
 	case alone != nil:
-		v.runAlone()
+		v.mark.pass(v.runAlone) // v.mark is not nil if this request has waited in vain to be collected
 	default:
 		v.unanswered(p, err)
 	}
@@ -88,6 +87,7 @@ func (v *visit) write(p *response, own *run) {
 // requests that waited runs the handler for all of them. After maxLeaders failures, this request runs the handler alone
 // if a slot for that is free. Otherwise ask goes on asking, until the time to wait is over.
 func (v *visit) ask() (p *response, err error) {
+	defer v.collected() // what follows may take long, and must not keep another request from being collected
 	if wait := v.patience(); wait >= 0 {
 		timer := time.AfterFunc(wait, v.leaveFlight)
 		defer timer.Stop()
@@ -163,7 +163,7 @@ func (v *visit) unanswered(p *response, err error) {
 	case errors.Is(err, refill.ErrOverloaded):
 		answerBare(v.w, http.StatusServiceUnavailable, time.Second)
 	default: // the cache is closed, or has another problem
-		v.pass(nil)
+		v.pass(v.mark)
 	}
 }
 
