@@ -78,7 +78,7 @@
 //
 // A request waits for WaitTimeout at most. Then it runs the handler alone, and its response is not stored. So no
 // request gets a 504 because another request's run is slow. At most MaxAlone requests per URL run alone at once in a
-// process.
+// process. The others wait on.
 //
 // # Failures
 //

@@ -49,7 +49,8 @@ func (k keyer) of(r *http.Request) (key, page string) {
 	if r.TLS != nil {
 		scheme = "https"
 	}
-	parts := partsOf(r, strings.Join(r.Header[forwardedProto], "\n"))
+	var room [32]string // on the stack
+	parts := partsOf(room[:0], r, strings.Join(r.Header[forwardedProto], "\n"))
 	known := len(parts)
 	for _, name := range k.fields {
 		parts = append(parts, strings.Join(r.Header[name], "\n"))
@@ -72,17 +73,17 @@ func keysOf(r *http.Request) []string {
 	}
 	var keys []string
 	for _, proto := range protos {
-		parts := trim(partsOf(r, proto))
+		parts := trim(partsOf(nil, r, proto))
 		keys = append(keys, join("http", parts), join("https", parts))
 	}
 	return keys
 }
 
 // pageOf returns the tag of all responses that Invalidate(r) removes and keysOf(r) does not list.
-func pageOf(r *http.Request) string { return join("page", trim(partsOf(r, ""))) }
+func pageOf(r *http.Request) string { return join("page", trim(partsOf(nil, r, ""))) }
 
-// partsOf returns the parts of the key that Invalidate knows of.
-func partsOf(r *http.Request, proto string) []string {
+// partsOf appends to parts the parts of the key that Invalidate knows of.
+func partsOf(parts []string, r *http.Request, proto string) []string {
 	path := r.URL.EscapedPath()
 	if path == "" {
 		path = "/"
@@ -91,7 +92,7 @@ func partsOf(r *http.Request, proto string) []string {
 	if query != "" || r.URL.ForceQuery {
 		query = "?" + query
 	}
-	return append(make([]string, 0, 7+len(originFields)),
+	return append(parts,
 		hostOf(r), path, query, rewrittenFrom(r, path, query), proto,
 		strings.Join(r.Header[forwardedHost], "\n"), strings.Join(r.Header[forwardedPrefix], "\n"))
 }
