@@ -393,13 +393,14 @@ func TestNewRefuses(t *testing.T) {
 		db  *sqlx.DB
 		cfg sqlxrefill.Config
 	}{
-		"db: nil": {nil, sqlxrefill.Config{Config: refill.Config{TTL: time.Minute}}},
-		"db":      {&sqlx.DB{}, sqlxrefill.Config{Config: refill.Config{TTL: time.Minute}}},
-		"TTL":     {db, sqlxrefill.Config{}},
-		"name":    {db, sqlxrefill.Config{Name: "a b", Config: refill.Config{TTL: time.Minute}}},
-		"Codec":   {db, sqlxrefill.Config{Config: refill.Config{TTL: time.Minute, Codec: jsonLike{}}}},
+		"db: nil":        {nil, sqlxrefill.Config{Name: "n", Config: refill.Config{TTL: time.Minute}}},
+		"db":             {&sqlx.DB{}, sqlxrefill.Config{Name: "n", Config: refill.Config{TTL: time.Minute}}},
+		"TTL":            {db, sqlxrefill.Config{Name: "n"}},
+		"Name: required": {db, sqlxrefill.Config{Config: refill.Config{TTL: time.Minute}}},
+		"name":           {db, sqlxrefill.Config{Name: "a b", Config: refill.Config{TTL: time.Minute}}},
+		"Codec":          {db, sqlxrefill.Config{Name: "n", Config: refill.Config{TTL: time.Minute, Codec: jsonLike{}}}},
 		"WrapCodec": {db, sqlxrefill.Config{
-			Config:    refill.Config{TTL: time.Minute},
+			Name: "n", Config: refill.Config{TTL: time.Minute},
 			WrapCodec: func(refill.Codec) refill.Codec { return nil },
 		}},
 	} {

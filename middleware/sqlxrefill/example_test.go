@@ -65,7 +65,9 @@ func ExampleDB_GetContext_absent() {
 	s := always(&table{columns: []string{"name"}})
 	db := sqlx.NewDb(sql.OpenDB(s), "postgres")
 	defer db.Close()
-	products, err := sqlxrefill.New(db, sqlxrefill.Config{Config: refill.Config{TTL: time.Minute}})
+	products, err := sqlxrefill.New(db, sqlxrefill.Config{
+		Name: "products", Config: refill.Config{TTL: time.Minute},
+	})
 	if err != nil {
 		log.Fatal(err)
 	}

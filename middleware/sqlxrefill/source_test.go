@@ -118,6 +118,10 @@ func cachedOver(t testing.TB, db *sqlx.DB, cfg sqlxrefill.Config) *sqlxrefill.DB
 	if cfg.TTL == 0 {
 		cfg.TTL, cfg.Jitter = time.Minute, -1
 	}
+	if cfg.Name == "" {
+		cfg.Name = "test"
+	}
+	cfg.SameData = true // the nodes of a test have an sql.DB each over one source
 	c, err := sqlxrefill.New(db, cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -42,17 +42,23 @@ import (
 	"github.com/refill-go/refill"
 )
 
-// Config configures a [DB]. TTL, a field of the embedded refill.Config, is required.
+// Config configures a [DB]. Name is required, and so is TTL, a field of the embedded refill.Config.
 type Config struct {
 	// Config configures the Loader of the DB: how long results live, and which store the fleet shares. Codec must be
 	// nil, see WrapCodec. An absent row (sql.ErrNoRows of GetContext) lives for NotFoundTTL. An empty result of
 	// SelectContext is a result, and lives for TTL.
 	refill.Config
 
-	// Name precedes the keys in the shared store and appears in events. Default "sql". Two databases that share a store
-	// need two names, because the key of a query does not depend on the database. Letters, digits, '.', '_' and '-', at
-	// most 64 bytes.
+	// Name precedes the keys in the shared store and appears in events. Name is required. Two databases that share a
+	// store need two names, because the key of a query does not depend on the database. If another database of this
+	// process uses the name in the same store, New returns an error. Letters, digits, '.', '_' and '-', at most 64
+	// bytes.
 	Name string
+
+	// SameData says that this database has the same data as all other databases of this Name and store. Set SameData,
+	// for instance, if two *sqlx.DB of one process are connected to the same server, or to a server and its replica.
+	// Then New accepts the Name.
+	SameData bool
 
 	// MaxBytes limits the results that are stored, in encoded bytes (about the size of their text). A larger result
 	// goes only to the callers in this process that already wait for it. Later calls query the database again. See
@@ -67,10 +73,7 @@ type Config struct {
 	WrapCodec func(refill.Codec) refill.Codec
 }
 
-const (
-	defaultName     = "sql"
-	defaultMaxBytes = 1 << 20
-)
+const defaultMaxBytes = 1 << 20
 
 // DB reads through a cache. Its methods may be called from any goroutine.
 type DB struct {
@@ -79,6 +82,8 @@ type DB struct {
 	replay *replayer
 	most   int // MaxBytes; negative = no limit
 	closed atomic.Bool
+
+	leaveName func() // gives the name back; called by Close, a second call has no effect
 }
 
 // New returns a DB that caches what it reads from db. New copies db's Mapper and Unsafe setting, so change these
@@ -92,7 +97,7 @@ func New(db *sqlx.DB, cfg Config) (*DB, error) {
 		return nil, invalid("Codec", "must be nil: results have an encoding of their own")
 	}
 	if cfg.Name == "" {
-		cfg.Name = defaultName
+		return nil, invalid("Name", "required")
 	}
 	if cfg.MaxBytes == 0 {
 		cfg.MaxBytes = defaultMaxBytes
@@ -104,11 +109,16 @@ func New(db *sqlx.DB, cfg Config) (*DB, error) {
 	if cfg.Codec == nil {
 		return nil, invalid("WrapCodec", "returned nil")
 	}
-	loader, err := refill.New[*result](cfg.Name, nil, cfg.Config)
+	leave, err := names.enter(db.DB, cfg)
 	if err != nil {
 		return nil, err
 	}
-	return &DB{source: db, loader: loader, replay: newReplayer(db), most: cfg.MaxBytes}, nil
+	loader, err := refill.New[*result](cfg.Name, nil, cfg.Config)
+	if err != nil {
+		leave()
+		return nil, err
+	}
+	return &DB{source: db, loader: loader, replay: newReplayer(db), most: cfg.MaxBytes, leaveName: leave}, nil
 }
 
 // DB returns the database without the cache, for writes, transactions and reads that must be up to date.
@@ -189,6 +199,7 @@ func (db *DB) forBoth(
 func (db *DB) Close() error {
 	err := db.loader.Close()
 	db.closed.Store(true)
+	db.leaveName()
 	return errors.Join(err, db.replay.close())
 }
 
