@@ -34,12 +34,12 @@ func TestOneQueryPerExpiry(t *testing.T) {
 			var wg sync.WaitGroup
 			for range 100 {
 				wg.Go(func() {
-					if got := mustGet[row](t, db, "q", 1); got != (row{1, "one"}) {
+					if got := mustGet[row](t, db, "SELECT q", 1); got != (row{1, "one"}) {
 						t.Errorf("got %v", got)
 					}
 				})
 				wg.Go(func() {
-					if got := mustSelect[row](t, db, "q", 1); !slices.Equal(got, []row{{1, "one"}, {2, "two"}}) {
+					if got := mustSelect[row](t, db, "SELECT q", 1); !slices.Equal(got, []row{{1, "one"}, {2, "two"}}) {
 						t.Errorf("got %v", got)
 					}
 				})
@@ -62,11 +62,11 @@ func TestStaleIsServedWhileOneQueryRuns(t *testing.T) {
 			return &table{columns: []string{"n"}, rows: [][]driver.Value{{n}}}, nil
 		}
 		db := cached(t, s, sqlxrefill.Config{Config: refill.Config{TTL: time.Minute, Jitter: -1, StaleFor: time.Hour}})
-		mustGet[int](t, db, "q")
+		mustGet[int](t, db, "SELECT q")
 		time.Sleep(2 * time.Minute)
 		began := time.Now()
 		for range 100 {
-			if got := mustGet[int](t, db, "q"); got != 1 {
+			if got := mustGet[int](t, db, "SELECT q"); got != 1 {
 				t.Fatalf("got %d", got)
 			}
 		}
@@ -74,7 +74,7 @@ func TestStaleIsServedWhileOneQueryRuns(t *testing.T) {
 			t.Errorf("a stale result took %v", time.Since(began))
 		}
 		time.Sleep(2 * time.Second)
-		if got := mustGet[int](t, db, "q"); got != 2 || s.count() != 2 {
+		if got := mustGet[int](t, db, "SELECT q"); got != 2 || s.count() != 2 {
 			t.Errorf("got %d after %d queries", got, s.count())
 		}
 	})
@@ -92,7 +92,7 @@ func TestAbsence(t *testing.T) {
 		for range 3 {
 			for _, db := range []*sqlxrefill.DB{db, other} {
 				n := 7
-				if err := db.GetContext(t.Context(), &n, "q"); !errors.Is(err, sql.ErrNoRows) || n != 7 {
+				if err := db.GetContext(t.Context(), &n, "SELECT q"); !errors.Is(err, sql.ErrNoRows) || n != 7 {
 					t.Fatalf("%v, and dest is %d", err, n)
 				}
 			}
@@ -102,7 +102,7 @@ func TestAbsence(t *testing.T) {
 		}
 		tab = &table{columns: []string{"a"}, rows: [][]driver.Value{{int64(3)}}}
 		time.Sleep(5*time.Second + 50*time.Millisecond) // longer than NotFoundTTL and a tick of the Loader's coarse clock
-		if got := mustGet[int](t, db, "q"); got != 3 {
+		if got := mustGet[int](t, db, "SELECT q"); got != 3 {
 			t.Errorf("got %d", got)
 		}
 	})
@@ -159,11 +159,11 @@ func TestSelectFailsAfterRows(t *testing.T) {
 	s := always(&table{columns: []string{"a"}, rows: [][]driver.Value{{int64(1)}}, err: failure})
 	db := cached(t, s, sqlxrefill.Config{})
 	got := []int{9}
-	if err := db.SelectContext(t.Context(), &got, "q"); !errors.Is(err, failure) || !slices.Equal(got, []int{9}) {
+	if err := db.SelectContext(t.Context(), &got, "SELECT q"); !errors.Is(err, failure) || !slices.Equal(got, []int{9}) {
 		t.Errorf("%v, and dest is %v", err, got)
 	}
 	// GetContext reads only the first row, as sqlx does. So it does not see the error after the rows.
-	if n := mustGet[int](t, db, "q"); n != 1 {
+	if n := mustGet[int](t, db, "SELECT q"); n != 1 {
 		t.Errorf("got %d", n)
 	}
 }
@@ -178,22 +178,23 @@ func TestInvalidateAndExpire(t *testing.T) {
 	db := cached(t, s, sqlxrefill.Config{})
 	read := func(want ...int) {
 		t.Helper()
-		got := append(mustSelect[int](t, db, "q", 5), mustGet[int](t, db, "q", 5), mustGet[int](t, db, "q", 6))
+		got := mustSelect[int](t, db, "SELECT q", 5)
+		got = append(got, mustGet[int](t, db, "SELECT q", 5), mustGet[int](t, db, "SELECT q", 6))
 		if !slices.Equal(got, want) {
 			t.Errorf("got %v, want %v", got, want)
 		}
 	}
 	read(1, 2, 3)
 	read(1, 2, 3)
-	if err := db.Invalidate(t.Context(), "q", int32(5)); err != nil {
+	if err := db.Invalidate(t.Context(), "SELECT q", int32(5)); err != nil {
 		t.Fatal(err)
 	}
 	read(4, 5, 3)
-	if err := db.Expire(t.Context(), "q", 5); err != nil { // without StaleFor, Expire does what Invalidate does
+	if err := db.Expire(t.Context(), "SELECT q", 5); err != nil { // without StaleFor, Expire does what Invalidate does
 		t.Fatal(err)
 	}
 	read(6, 7, 3)
-	for _, err := range []error{db.Invalidate(t.Context(), ""), db.Expire(t.Context(), "q", make(chan int))} {
+	for _, err := range []error{db.Invalidate(t.Context(), ""), db.Expire(t.Context(), "SELECT q", make(chan int))} {
 		if !errors.Is(err, refill.ErrInvalid) {
 			t.Errorf("got %v", err)
 		}
@@ -208,8 +209,8 @@ func TestNodesShare(t *testing.T) {
 		cfg := sqlxrefill.Config{Config: refill.Config{TTL: time.Minute, Shared: memory.New()}}
 		one, other := cached(t, s, cfg), cached(t, s, cfg)
 		var a, b []any // a scan into any keeps the type that the driver returned
-		errA := one.SelectContext(t.Context(), &a, "q")
-		errB := other.SelectContext(t.Context(), &b, "q")
+		errA := one.SelectContext(t.Context(), &a, "SELECT q")
+		errB := other.SelectContext(t.Context(), &b, "SELECT q")
 		if !reflect.DeepEqual(a, b) || fmt.Sprint(errA) != fmt.Sprint(errB) || s.count() != 1 {
 			t.Errorf("%s: %#v (%v) and %#v (%v), %d queries", name, a, errA, b, errB, s.count())
 		}
@@ -228,12 +229,12 @@ func TestQueryOutlivesItsCaller(t *testing.T) {
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			var r row
-			if err := db.GetContext(impatient, &r, "q"); !errors.Is(err, context.DeadlineExceeded) {
+			if err := db.GetContext(impatient, &r, "SELECT q"); !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("got %v", err)
 			}
 		})
 		synctest.Wait()
-		if got := mustGet[row](t, db, "q"); got != (row{1, "one"}) || s.count() != 1 {
+		if got := mustGet[row](t, db, "SELECT q"); got != (row{1, "one"}) || s.count() != 1 {
 			t.Errorf("got %v after %d queries", got, s.count())
 		}
 		wg.Wait()
@@ -255,14 +256,14 @@ func TestArgumentsAreCopied(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 			defer cancel()
 			var r row
-			if err := db.GetContext(ctx, &r, "q", args...); !errors.Is(err, context.DeadlineExceeded) {
+			if err := db.GetContext(ctx, &r, "SELECT q", args...); !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("got %v", err)
 			}
 			text, n, args[0] = "y", 6, "z"
 			copy(blob, "xyz")
 		})
 		synctest.Wait()
-		mustGet[row](t, db, "q", "x", []byte("abc"), sql.Named("n", 5), 5) // joins the same query and gets its result
+		mustGet[row](t, db, "SELECT q", "x", []byte("abc"), sql.Named("n", 5), 5) // joins the same query and gets its result
 		wg.Wait()
 		if s.count() != 1 {
 			t.Errorf("%d queries", s.count())
@@ -303,12 +304,12 @@ func TestLargeResultIsNotKept(t *testing.T) {
 	shared := memory.New()
 	small := cached(t, s, sqlxrefill.Config{MaxBytes: 2000, Config: refill.Config{TTL: time.Minute, Shared: shared}})
 	for i := 1; i <= 3; i++ {
-		if got := mustSelect[string](t, small, "q"); len(got) != 2 || s.count() != i {
+		if got := mustSelect[string](t, small, "SELECT q"); len(got) != 2 || s.count() != i {
 			t.Errorf("%d strings after %d queries", len(got), s.count())
 		}
 	}
 	for range 3 {
-		mustGet[string](t, small, "q") // its one row is below MaxBytes
+		mustGet[string](t, small, "SELECT q") // its one row is below MaxBytes
 	}
 	if s.count() != 4 {
 		t.Errorf("%d queries", s.count())
@@ -316,8 +317,8 @@ func TestLargeResultIsNotKept(t *testing.T) {
 	for _, most := range []int{-1, 0, 3000} {
 		before := s.count()
 		db := cached(t, s, sqlxrefill.Config{MaxBytes: most})
-		mustSelect[string](t, db, "q")
-		mustSelect[string](t, db, "q")
+		mustSelect[string](t, db, "SELECT q")
+		mustSelect[string](t, db, "SELECT q")
 		if s.count() != before+1 {
 			t.Errorf("MaxBytes %d: %d queries", most, s.count()-before)
 		}
@@ -334,10 +335,10 @@ func TestCallersDoNotShare(t *testing.T) {
 	s := always(&table{columns: []string{"a"}, rows: [][]driver.Value{{[]byte("abc")}}})
 	db := cached(t, s, sqlxrefill.Config{MaxBytes: 1 << 10})
 	for range 3 {
-		k := mustGet[keeper](t, db, "q")
-		b := mustGet[[]byte](t, db, "q")
-		l := mustSelect[[]byte](t, db, "q")
-		raw := mustSelect[sql.RawBytes](t, db, "q")
+		k := mustGet[keeper](t, db, "SELECT q")
+		b := mustGet[[]byte](t, db, "SELECT q")
+		l := mustSelect[[]byte](t, db, "SELECT q")
+		raw := mustSelect[sql.RawBytes](t, db, "SELECT q")
 		for _, got := range [][]byte{k.b, b, l[0], raw[0]} {
 			if string(got) != "abc" {
 				t.Fatalf("got %q", got)
@@ -355,16 +356,59 @@ func TestBadInput(t *testing.T) {
 	for want, err := range map[string]error{
 		"query: empty":  db.GetContext(t.Context(), &r, " \n"),
 		"query":         db.SelectContext(t.Context(), &list, ""),
-		"args[1]":       db.GetContext(t.Context(), &r, "q", 1, []int{1, 2}),
-		"args[0]":       db.SelectContext(t.Context(), &list, "q", sql.Out{Dest: new(int)}),
-		"broken valuer": db.GetContext(t.Context(), &r, "q", brokenValuer{}),
+		"args[1]":       db.GetContext(t.Context(), &r, "SELECT q", 1, []int{1, 2}),
+		"args[0]":       db.SelectContext(t.Context(), &list, "SELECT q", sql.Out{Dest: new(int)}),
+		"broken valuer": db.GetContext(t.Context(), &r, "SELECT q", brokenValuer{}),
 	} {
 		if !errors.Is(err, refill.ErrInvalid) || !strings.Contains(err.Error(), want) {
 			t.Errorf("want %q: got %v", want, err)
 		}
 	}
-	if err := db.GetContext(t.Context(), r, "q"); err == nil || s.count() != 0 {
+	if err := db.GetContext(t.Context(), r, "SELECT q"); err == nil || s.count() != 0 {
 		t.Errorf("%v, after %d queries", err, s.count())
+	}
+}
+
+// A text that writes must not reach the database, in any method.
+func TestTextThatWritesIsRefused(t *testing.T) {
+	s := always(oneRow)
+	db := cached(t, s, sqlxrefill.Config{})
+	var r row
+	var list []row
+	for range 3 {
+		for _, text := range []string{"INSERT INTO t VALUES (1) RETURNING a", "SELECT nextval('s')", "SELECT 1 FOR UPDATE"} {
+			for _, err := range []error{
+				db.GetContext(t.Context(), &r, text), db.SelectContext(t.Context(), &list, text),
+				db.Invalidate(t.Context(), text), db.Expire(t.Context(), text),
+			} {
+				if !errors.Is(err, refill.ErrInvalid) || !strings.Contains(err.Error(), "DB()") {
+					t.Errorf("%s: %v", text, err)
+				}
+			}
+		}
+	}
+	if s.count() != 0 {
+		t.Errorf("%d texts were run", s.count())
+	}
+}
+
+// With ReadOnly each query must run in a READ ONLY transaction, which must end also if the query fails.
+func TestReadOnly(t *testing.T) {
+	failure := &driverError{7}
+	s := always(oneRow)
+	db := cached(t, s, sqlxrefill.Config{ReadOnly: true})
+	for range 2 {
+		mustGet[row](t, db, "SELECT q")
+		mustSelect[row](t, db, "SELECT q")
+	}
+	s.answer = func(string, []driver.NamedValue) (*table, error) { return nil, failure }
+	var r row
+	if err := db.GetContext(t.Context(), &r, "SELECT bad"); !errors.Is(err, failure) {
+		t.Errorf("got %v", err)
+	}
+	want := driver.TxOptions{ReadOnly: true}
+	if !slices.Equal(s.began, []driver.TxOptions{want, want, want}) || s.inTx != 0 || s.count() != 3 {
+		t.Errorf("%d queries in the transactions %v, %d are open", s.count(), s.began, s.inTx)
 	}
 }
 
@@ -379,7 +423,7 @@ func TestWhatCannotBeCached(t *testing.T) {
 	} {
 		db := cached(t, always(tab), sqlxrefill.Config{})
 		var list []any
-		err := db.SelectContext(t.Context(), &list, "q")
+		err := db.SelectContext(t.Context(), &list, "SELECT q")
 		if !errors.Is(err, refill.ErrInvalid) || !strings.Contains(err.Error(), want) ||
 			!strings.Contains(err.Error(), "DB()") {
 			t.Errorf("want %q: got %v", want, err)
@@ -444,9 +488,9 @@ func TestWrapCodec(t *testing.T) {
 		cfg.Name = "wrapped"
 		one, other := cached(t, s, cfg), cached(t, s, cfg)
 		var a, b, c []any
-		errA := one.SelectContext(t.Context(), &a, "q")
-		errB := other.SelectContext(t.Context(), &b, "q")
-		errC := plain.SelectContext(t.Context(), &c, "q")
+		errA := one.SelectContext(t.Context(), &a, "SELECT q")
+		errB := other.SelectContext(t.Context(), &b, "SELECT q")
+		errC := plain.SelectContext(t.Context(), &c, "SELECT q")
 		if !reflect.DeepEqual(a, b) || !reflect.DeepEqual(a, c) ||
 			fmt.Sprint(errA) != fmt.Sprint(errB) || fmt.Sprint(errA) != fmt.Sprint(errC) {
 			t.Errorf("%s: %#v (%v), %#v (%v) and without %#v (%v)", name, a, errA, b, errB, c, errC)
@@ -465,22 +509,22 @@ func TestClose(t *testing.T) {
 		s := always(oneRow)
 		plain := s.open(t)
 		db := cachedOver(t, plain, sqlxrefill.Config{})
-		mustGet[row](t, db, "q")
+		mustGet[row](t, db, "SELECT q")
 		if err := errors.Join(db.Close(), db.Close()); err != nil {
 			t.Fatal(err)
 		}
 		var r row
 		var list []row
 		for _, err := range []error{
-			db.GetContext(t.Context(), &r, "q"), db.SelectContext(t.Context(), &list, "q"),
-			db.GetContext(t.Context(), r, "q"), db.SelectContext(t.Context(), &r, "q"),
-			db.Invalidate(t.Context(), "q"), db.Expire(t.Context(), "q"),
+			db.GetContext(t.Context(), &r, "SELECT q"), db.SelectContext(t.Context(), &list, "SELECT q"),
+			db.GetContext(t.Context(), r, "SELECT q"), db.SelectContext(t.Context(), &r, "SELECT q"),
+			db.Invalidate(t.Context(), "SELECT q"), db.Expire(t.Context(), "SELECT q"),
 		} {
 			if !errors.Is(err, refill.ErrClosed) {
 				t.Errorf("got %v", err)
 			}
 		}
-		if err := db.DB().GetContext(t.Context(), &r, "q"); err != nil || db.DB() != plain {
+		if err := db.DB().GetContext(t.Context(), &r, "SELECT q"); err != nil || db.DB() != plain {
 			t.Errorf("the database is closed: %v", err)
 		}
 	})
@@ -495,7 +539,7 @@ func TestCloseWhileReading(t *testing.T) {
 			wg.Go(func() {
 				for {
 					var list []row
-					err := db.SelectContext(context.Background(), &list, "q")
+					err := db.SelectContext(context.Background(), &list, "SELECT q")
 					if errors.Is(err, refill.ErrClosed) {
 						return
 					}
@@ -516,14 +560,14 @@ func TestCloseWhileReading(t *testing.T) {
 
 func TestReadsLeaveNothingBehind(t *testing.T) {
 	db := cached(t, always(oneRow), sqlxrefill.Config{})
-	mustGet[row](t, db, "q")
-	mustSelect[row](t, db, "q")
+	mustGet[row](t, db, "SELECT q")
+	mustSelect[row](t, db, "SELECT q")
 	before := runtime.NumGoroutine()
 	var bad int
 	for range 2000 {
-		mustGet[row](t, db, "q")
-		mustSelect[row](t, db, "q")
-		if err := db.GetContext(context.Background(), &bad, "q"); err == nil { // a failed scan also releases its rows
+		mustGet[row](t, db, "SELECT q")
+		mustSelect[row](t, db, "SELECT q")
+		if err := db.GetContext(context.Background(), &bad, "SELECT q"); err == nil { // a failed scan also releases its rows
 			t.Fatal("two columns fit into an int")
 		}
 	}

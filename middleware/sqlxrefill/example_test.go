@@ -85,3 +85,25 @@ func ExampleDB_GetContext_absent() {
 	// true
 	// 1 query
 }
+
+// A text that writes is refused, and does not run.
+func ExampleDB_GetContext_writes() {
+	s := always(&table{columns: []string{"id"}, rows: [][]driver.Value{{int64(1)}}})
+	db := sqlx.NewDb(sql.OpenDB(s), "postgres")
+	defer db.Close()
+	orders, err := sqlxrefill.New(db, sqlxrefill.Config{Name: "orders", Config: refill.Config{TTL: time.Minute}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer orders.Close()
+
+	var id int
+	err = orders.GetContext(context.Background(), &id, `INSERT INTO orders DEFAULT VALUES RETURNING id`)
+	fmt.Println(errors.Is(err, refill.ErrInvalid), "and", s.count(), "queries")
+
+	err = orders.DB().Get(&id, `INSERT INTO orders DEFAULT VALUES RETURNING id`)
+	fmt.Println(id, err)
+	// Output:
+	// true and 0 queries
+	// 1 <nil>
+}

@@ -9,7 +9,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
-	"strings"
 	"time"
 
 	"github.com/refill-go/refill"
@@ -35,9 +34,6 @@ type request struct {
 // values that are in the key. If the driver got the pointers instead, the caller could change the values behind the
 // pointers during the load. Then the result of one query would be stored as the result of another query.
 func newRequest(query string, args []any) (*request, error) {
-	if strings.TrimSpace(query) == "" {
-		return nil, invalid("query", "empty")
-	}
 	q := &request{query: query, args: make([]any, len(args)), id: make([]byte, 0, 64+len(query)+16*len(args))}
 	q.id = appendString(q.id, query)
 	q.id = binary.AppendUvarint(q.id, uint64(len(args)))

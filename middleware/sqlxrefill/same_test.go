@@ -212,7 +212,7 @@ func compare(t *testing.T, what string, fresh func() any, plain, ours read) {
 // caught runs r and returns its panic, if any. sqlx panics at a few dests, and then the cache must panic too.
 func caught(r read, dest any) (panicked any, err error) {
 	defer func() { panicked = recover() }()
-	return nil, r(context.Background(), dest, "q")
+	return nil, r(context.Background(), dest, "SELECT q")
 }
 
 func show(v any) string {
@@ -237,7 +237,7 @@ func TestNoRowsAsSqlx(t *testing.T) {
 	// Here sqlx would complain about dest. A cached absence has no columns to compare with dest, as GetContext
 	// documents.
 	var wrong struct{ X int }
-	if err := ours.GetContext(ctx, &wrong, "q"); !errors.Is(err, sql.ErrNoRows) {
+	if err := ours.GetContext(ctx, &wrong, "SELECT q"); !errors.Is(err, sql.ErrNoRows) {
 		t.Errorf("Get of no row into a dest that does not fit: %v", err)
 	}
 }

@@ -23,6 +23,8 @@ type source struct {
 
 	mu      sync.Mutex
 	queries int
+	began   []driver.TxOptions // of the transactions
+	inTx    int                // transactions that were neither committed nor rolled back
 }
 
 // table is what a query returns. The driver returns err after the last row, and closeErr from Close.
@@ -49,6 +51,28 @@ func (s *source) count() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.queries
+}
+
+// sourceTx is a transaction of a source.
+type sourceTx struct{ *source }
+
+func (c sourceConn) BeginTx(_ context.Context, o driver.TxOptions) (driver.Tx, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.began = append(c.began, o)
+	c.inTx++
+	return sourceTx(c), nil
+}
+
+func (tx sourceTx) Commit() error { return tx.end() }
+
+func (tx sourceTx) Rollback() error { return tx.end() }
+
+func (tx sourceTx) end() error {
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	tx.inTx--
+	return nil
 }
 
 func (s *source) Connect(context.Context) (driver.Conn, error) { return sourceConn{s}, nil }

@@ -22,8 +22,9 @@
 //
 // So never use a [DB] of this package inside a transaction, and never for data on which a transaction bases a
 // decision. A result may be as old as TTL + StaleFor. Use [DB.DB] for transactions, for writes, and for reads that
-// must not be cached. A statement that writes and returns rows (INSERT … RETURNING) would write only when nothing is
-// cached.
+// must not be cached. A text that may write, lock rows or change the session is refused before it runs: INSERT …
+// RETURNING, SELECT … FOR UPDATE, nextval. Such a text would write only when nothing is cached. The check reads the
+// text, not the functions that the text calls, see Config.ReadOnly.
 //
 // Call [DB.Invalidate] after the transaction is committed, not inside the transaction. A load that begins after
 // Invalidate but before the commit would read the old rows and cache them.
@@ -60,6 +61,11 @@ type Config struct {
 	// Then New accepts the Name.
 	SameData bool
 
+	// ReadOnly runs each query in a READ ONLY transaction, so that the database refuses a function that writes, too. It
+	// costs two more exchanges with the database per query. The driver must support such transactions. Default: the
+	// text of a query is checked, but not the functions that it calls.
+	ReadOnly bool
+
 	// MaxBytes limits the results that are stored, in encoded bytes (about the size of their text). A larger result
 	// goes only to the callers in this process that already wait for it. Later calls query the database again. See
 	// refill.Fill.NoStore. Default 1 MiB. Negative: no limit.
@@ -81,7 +87,10 @@ type DB struct {
 	loader *refill.Loader[*result]
 	replay *replayer
 	most   int // MaxBytes; negative = no limit
-	closed atomic.Bool
+	texts  texts
+
+	readOnly bool
+	closed   atomic.Bool
 
 	leaveName func() // gives the name back; called by Close, a second call has no effect
 }
@@ -118,7 +127,10 @@ func New(db *sqlx.DB, cfg Config) (*DB, error) {
 		leave()
 		return nil, err
 	}
-	return &DB{source: db, loader: loader, replay: newReplayer(db), most: cfg.MaxBytes, leaveName: leave}, nil
+	return &DB{
+		source: db, loader: loader, replay: newReplayer(db), most: cfg.MaxBytes,
+		texts: texts{dialect: dialectOf(db.DriverName())}, readOnly: cfg.ReadOnly, leaveName: leave,
+	}, nil
 }
 
 // DB returns the database without the cache, for writes, transactions and reads that must be up to date.
@@ -187,7 +199,7 @@ func (db *DB) Expire(ctx context.Context, query string, args ...any) error {
 func (db *DB) forBoth(
 	ctx context.Context, do func(context.Context, ...string) error, query string, args []any,
 ) error {
-	q, err := newRequest(query, args)
+	q, err := db.request(query, args)
 	if err != nil {
 		return err
 	}
@@ -214,7 +226,7 @@ func (db *DB) orClosed(err error) error {
 
 // fetch returns the result of a query from the cache. Callers share the result, so it is read-only.
 func (db *DB) fetch(ctx context.Context, rows span, query string, args []any) (*result, error) {
-	q, err := newRequest(query, args)
+	q, err := db.request(query, args)
 	if err != nil {
 		return nil, err
 	}
@@ -223,13 +235,22 @@ func (db *DB) fetch(ctx context.Context, rows span, query string, args []any) (*
 	})
 }
 
+// request checks and copies what the caller has passed.
+func (db *DB) request(query string, args []any) (*request, error) {
+	if err := db.texts.check(query); err != nil {
+		return nil, err
+	}
+	return newRequest(query, args)
+}
+
 // load runs the query. The caller that started the load may leave while other callers wait. So q holds copies of
 // everything that the caller passed.
 func (db *DB) load(ctx context.Context, rows span, q *request) (*result, error) {
-	found, err := db.source.QueryContext(ctx, q.query, q.args...)
+	found, done, err := db.query(ctx, q)
 	if err != nil {
 		return nil, err
 	}
+	defer done()
 	defer found.Close()
 	r, size, err := readResult(found, rows)
 	if err != nil {
@@ -247,6 +268,25 @@ func (db *DB) load(ctx context.Context, rows span, q *request) (*result, error) 
 		refill.FillFrom(ctx).NoStore()
 	}
 	return r, nil
+}
+
+// query runs the query of q, in a READ ONLY transaction if the Config says so. The caller closes the rows, and then
+// calls done.
+func (db *DB) query(ctx context.Context, q *request) (rows *sql.Rows, done func(), err error) {
+	if !db.readOnly {
+		rows, err = db.source.QueryContext(ctx, q.query, q.args...)
+		return rows, func() {}, err
+	}
+	tx, err := db.source.BeginTx(ctx, &sql.TxOptions{ReadOnly: true})
+	if err != nil {
+		return nil, nil, err
+	}
+	done = func() { _ = tx.Rollback() } // there is nothing to commit
+	if rows, err = tx.QueryContext(ctx, q.query, q.args...); err != nil {
+		done()
+		return nil, nil, err
+	}
+	return rows, done, nil
 }
 
 // errNoRow makes refill cache the absence of a row.
