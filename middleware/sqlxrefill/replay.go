@@ -1,7 +1,6 @@
 package sqlxrefill
 
 import (
-	"bytes"
 	"context"
 	"database/sql"
 	"database/sql/driver"
@@ -68,31 +67,28 @@ func (conn) QueryContext(ctx context.Context, _ string, _ []driver.NamedValue) (
 	if !ok {
 		return nil, errReplay
 	}
-	return &rows{res: res}, nil
+	return &rows{columns: res.columns, values: res.values(), left: res.rows}, nil
 }
 
 // rows are the rows of one replay.
 type rows struct {
-	res  *result
-	next int // index in res.values of the row that Next returns
+	columns []string
+	values  cursor // at the first value of the row that Next returns
+	left    int    // rows that Next has not returned
 }
 
-func (r *rows) Columns() []string { return r.res.columns }
+func (r *rows) Columns() []string { return r.columns }
 func (r *rows) Close() error      { return nil }
 
-// Next hands out byte slices as copies, because other callers get the same result. A Scanner must not keep or change
-// the slice that it gets, but some Scanners do so.
+// Next decodes one row. No value shares memory with the result, because other callers get the same result. A Scanner
+// must not keep or change the slice that it gets, but some Scanners do so.
 func (r *rows) Next(dest []driver.Value) error {
-	if r.next >= len(r.res.values) {
+	if r.left == 0 {
 		return io.EOF
 	}
 	for i := range dest {
-		v := r.res.values[r.next+i]
-		if b, ok := v.([]byte); ok {
-			v = bytes.Clone(b)
-		}
-		dest[i] = v
+		dest[i] = r.values.value()
 	}
-	r.next += len(dest)
+	r.left--
 	return nil
 }

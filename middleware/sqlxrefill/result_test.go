@@ -1,9 +1,12 @@
 package sqlxrefill
 
 import (
+	"database/sql/driver"
 	"encoding/binary"
+	"io"
 	"math"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -25,33 +28,99 @@ func everyValue() []any {
 	}
 }
 
+// encoded returns a result with these values, row by row.
+func encoded(t testing.TB, columns []string, values []any) *result {
+	t.Helper()
+	r := newResult(columns)
+	for row := range slices.Chunk(values, len(columns)) {
+		if err := r.add(row); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return r.complete()
+}
+
+// decoded returns the values of a result, as a scan gets them.
+func decoded(t testing.TB, r *result) (values []any) {
+	t.Helper()
+	found := &rows{columns: r.columns, values: r.values(), left: r.rows}
+	row := make([]driver.Value, len(r.columns))
+	for {
+		switch err := found.Next(row); err {
+		case nil:
+			for _, v := range row {
+				values = append(values, v)
+			}
+		case io.EOF:
+			return values
+		default:
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestEncodingKeepsAll(t *testing.T) {
 	values := everyValue()
-	for _, r := range []*result{
-		{columns: []string{"a"}, values: values},
-		{columns: []string{"a", "", "a", "ü"}, values: values[:len(values)/4*4]},
-		{columns: []string{"empty"}, values: []any{}},
+	for _, c := range []struct {
+		columns []string
+		values  []any
+	}{
+		{[]string{"a"}, values},
+		{[]string{"a", "", "a", "ü"}, values[:len(values)/4*4]},
+		{[]string{"empty"}, nil},
 	} {
+		r := encoded(t, c.columns, c.values)
 		b, err := codec{}.Marshal(r)
 		if err != nil {
 			t.Fatal(err)
 		}
 		var got *result
-		if err := (codec{}).Unmarshal(b, &got); err != nil || !reflect.DeepEqual(got.columns, r.columns) ||
-			len(got.values) != len(r.values) {
+		if err := (codec{}).Unmarshal(b, &got); err != nil || !slices.Equal(got.columns, c.columns) {
 			t.Fatalf("got %v, %v", got, err)
 		}
-		for i, v := range r.values {
-			if !same(got.values[i], v) {
-				t.Errorf("%T %v came back as %T %v", v, v, got.values[i], got.values[i])
+		for _, r := range []*result{r, got} {
+			back := decoded(t, r)
+			if len(back) != len(c.values) {
+				t.Fatalf("%d values", len(back))
+			}
+			for i, v := range c.values {
+				if !same(back[i], v) {
+					t.Errorf("%T %v came back as %T %v", v, v, back[i], back[i])
+				}
 			}
 		}
-		clear(b)
-		for i, v := range r.values {
-			if !same(got.values[i], v) {
-				t.Fatalf("%T %v shares memory with its encoding", v, v)
-			}
+	}
+}
+
+// A scan must not be able to change the result, and a value must not keep the result in memory.
+func TestValuesShareNoMemory(t *testing.T) {
+	values := everyValue()
+	r := encoded(t, []string{"a"}, values)
+	back := decoded(t, r)
+	clear(r.encoded)
+	for i, v := range values {
+		if !same(back[i], v) {
+			t.Errorf("%T %v shares memory with its encoding", v, v)
 		}
+	}
+}
+
+// A result takes little more than its encoded bytes, so that LocalBytes bounds the memory of L1.
+func TestResultIsAsLargeAsItsBytes(t *testing.T) {
+	values := make([]any, 100_000)
+	for i := range values {
+		values[i] = int64(i % 2)
+	}
+	r := encoded(t, []string{"a"}, values)
+	if n := len(r.encoded); n > 2*len(values)+100 || cap(r.encoded) > n+n/32 {
+		t.Errorf("%d values take %d bytes, with room for %d", len(values), n, cap(r.encoded))
+	}
+	again, err := decodeResult(r.encoded)
+	if err != nil || &again.encoded[0] != &r.encoded[0] {
+		t.Errorf("a decoded result has copied its bytes: %v", err)
+	}
+	if allocs := testing.AllocsPerRun(10, func() { _, _ = decodeResult(r.encoded) }); allocs > 5 {
+		t.Errorf("decoding allocates %v times", allocs)
 	}
 }
 
@@ -71,7 +140,7 @@ func same(a, b any) bool {
 // must show the encoded abbreviation and offset.
 func TestZoneOfAnotherNode(t *testing.T) {
 	at := time.Date(2024, 7, 1, 12, 0, 0, 0, time.UTC)
-	for _, z := range []zone{
+	for _, z := range []*zone{
 		newZone("Local", "XYZ", 5*3600), newZone("Europe/Berlin", "CEST", 1*3600), newZone("Europe/Berlin", "ZZZ", 2*3600),
 		newZone("Mars/Olympus", "MO", -60), newZone("../etc/passwd", "P", 60),
 	} {
@@ -91,21 +160,23 @@ func TestZoneOfAnotherNode(t *testing.T) {
 }
 
 func TestCorruptBytesAreAnError(t *testing.T) {
-	r := &result{columns: []string{"a", "b"}, values: everyValue()}
-	good, err := r.encode()
-	if err != nil {
-		t.Fatal(err)
-	}
+	good := encoded(t, []string{"a", "b"}, everyValue()[:10]).encoded
 	huge := binary.AppendUvarint(nil, math.MaxUint64)
+	rows := func(n uint64, rest ...byte) []byte { return append(binary.BigEndian.AppendUint64(nil, n), rest...) }
+	one := func(value ...byte) []byte { return append(rows(1, 1, 1, 'a'), value...) }
 	bad := map[string][]byte{
-		"nothing": nil, "no columns": {0}, "trailing byte": append(good[:len(good):len(good)], 0),
-		"many columns":  append(huge[:len(huge):len(huge)], 'a'),
-		"many rows":     append([]byte{1, 1, 'a'}, huge...),
-		"unknown tag":   {1, 1, 'a', 1, 255},
-		"narrow int":    binary.AppendVarint([]byte{1, 1, 'a', 1, tagInt8}, 128),
-		"narrow uint":   binary.AppendUvarint([]byte{1, 1, 'a', 1, tagUint8}, 256),
-		"nanoseconds":   binary.AppendUvarint([]byte{1, 1, 'a', 1, tagUTC, 0}, 1e9),
-		"endless bytes": append([]byte{1, 1, 'a', 1, tagBytes}, huge...),
+		"nothing": nil, "no columns": rows(0, 0), "trailing byte": append(good[:len(good):len(good)], 0),
+		"many columns":  append(rows(0, huge...), 'a'),
+		"many rows":     rows(math.MaxUint64, 1, 1, 'a', tagNil),
+		"more rows":     rows(2, 1, 1, 'a', tagNil),
+		"fewer rows":    rows(0, 1, 1, 'a', tagNil),
+		"unknown tag":   one(255),
+		"narrow int":    one(binary.AppendVarint([]byte{tagInt8}, 128)...),
+		"narrow uint":   one(binary.AppendUvarint([]byte{tagUint8}, 256)...),
+		"nanoseconds":   one(binary.AppendUvarint([]byte{tagUTC, 0}, 1e9)...),
+		"endless bytes": append(one(tagBytes), huge...),
+		"endless text":  append(one(tagString), huge...),
+		"half a float":  one(tagFloat64, 1, 2, 3),
 	}
 	for name, b := range bad {
 		if r, err := decodeResult(b); err == nil {
@@ -121,48 +192,43 @@ func TestCorruptBytesAreAnError(t *testing.T) {
 
 func TestCodecRefusesOtherTypes(t *testing.T) {
 	for _, v := range []any{
-		nil, 5, (*result)(nil), &result{}, &result{columns: []string{"a"}, values: []any{make(chan int)}},
+		nil, 5, (*result)(nil),
 	} {
 		if _, err := (codec{}).Marshal(v); err == nil {
 			t.Errorf("%#v was encoded", v)
 		}
 	}
-	if err := (codec{}).Unmarshal([]byte{1, 1, 'a', 0}, new(int)); err == nil || !strings.Contains(err.Error(), "*int") {
+	good := encoded(t, []string{"a"}, []any{nil}).encoded
+	if err := (codec{}).Unmarshal(good, new(int)); err == nil || !strings.Contains(err.Error(), "*int") {
 		t.Errorf("got %v", err)
 	}
 }
 
+// What the decoder accepts must scan without an error, and the values must survive another encoding.
 func FuzzDecode(f *testing.F) {
-	for _, r := range []*result{{columns: []string{"a"}, values: everyValue()}, {columns: []string{"a", "b"}}} {
-		b, err := r.encode()
-		if err != nil {
-			f.Fatal(err)
-		}
-		f.Add(b)
-	}
-	f.Add([]byte{1, 1, 'a', 1, tagTime, 0, 0, 1, '/', 0, 0})
+	f.Add(encoded(f, []string{"a"}, everyValue()).encoded)
+	f.Add(encoded(f, []string{"a", "b"}, nil).encoded)
+	f.Add(append(encoded(f, []string{"a"}, nil).encoded[:countSize], 1, 1, 'a', tagTime, 0, 0, 1, '/', 0, 0))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		r, err := decodeResult(data)
 		if err != nil {
 			return
 		}
-		again, err := r.encode()
-		if err != nil {
-			t.Fatal(err)
+		values := decoded(t, r)
+		again, err := decodeResult(encoded(t, r.columns, values).encoded)
+		if err != nil || r.rows*len(r.columns) != len(values) {
+			t.Fatalf("%v does not survive: %v", values, err)
 		}
-		second, err := decodeResult(again)
-		if err != nil || len(second.values) != len(r.values) {
-			t.Fatalf("%v does not survive: %v", r, err)
-		}
-		for i, v := range r.values {
+		second := decoded(t, again)
+		for i, v := range values {
 			if f, ok := v.(float64); ok && math.IsNaN(f) {
 				continue
 			}
 			if f, ok := v.(float32); ok && f != f {
 				continue
 			}
-			if !same(v, second.values[i]) {
-				t.Fatalf("%#v became %#v", v, second.values[i])
+			if !same(v, second[i]) {
+				t.Fatalf("%#v became %#v", v, second[i])
 			}
 		}
 	})

@@ -11,7 +11,8 @@
 //
 // The cache holds the rows as the driver returned them, not the caller's struct. Every call scans these rows anew
 // with sqlx's own code. So NULLs, Scanners, db tags and errors about a dest work as in sqlx, and a caller may change
-// the values that it gets.
+// the values that it gets. In memory the rows are encoded, so a result takes about as many bytes there as its text.
+// LocalBytes, by default 64 MiB, bounds the sum.
 //
 // # Limits
 //
@@ -252,7 +253,7 @@ func (db *DB) load(ctx context.Context, rows span, q *request) (*result, error) 
 	}
 	defer done()
 	defer found.Close()
-	r, size, err := readResult(found, rows)
+	r, err := readResult(found, rows)
 	if err != nil {
 		return nil, err
 	}
@@ -260,11 +261,11 @@ func (db *DB) load(ctx context.Context, rows span, q *request) (*result, error) 
 		if err := found.Close(); err != nil {
 			return nil, err // as in sqlx, whose GetContext also returns the error of Close
 		}
-		if len(r.values) == 0 {
+		if r.rows == 0 {
 			return nil, errNoRow
 		}
 	}
-	if db.most >= 0 && size > db.most {
+	if db.most >= 0 && len(r.encoded) > db.most {
 		refill.FillFrom(ctx).NoStore()
 	}
 	return r, nil

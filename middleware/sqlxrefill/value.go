@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -124,7 +125,7 @@ type cursor struct {
 	b   []byte
 	bad bool
 
-	zone zone // the zone of the time.Time read last, because the times of one result often share a zone
+	zone *zone // the zone of the time.Time read last, or nil; the times of one result often share a zone
 }
 
 // zone is the zone of an encoded time. known and fixed are the locations in which this node can show the time.
@@ -133,7 +134,7 @@ type zone struct {
 	offset             int64
 
 	known *time.Location // the location with this name; nil = unknown on this node
-	fixed *time.Location // a location with the encoded abbreviation and offset only
+	fixed *time.Location // a location with the encoded abbreviation and offset only; nil = not needed yet
 }
 
 func (c *cursor) fail() {
@@ -219,6 +220,48 @@ func (c *cursor) value() any {
 	return c.integer(tag[0])
 }
 
+// skip moves the cursor behind a value. It accepts what value accepts, but allocates nothing.
+func (c *cursor) skip() {
+	tag := c.take(1)
+	if tag == nil {
+		return
+	}
+	switch tag[0] {
+	case tagNil, tagFalse, tagTrue, tagNilBytes:
+	case tagFloat64:
+		c.take(8)
+	case tagFloat32:
+		c.take(4)
+	case tagString, tagBytes:
+		c.take(c.count(1))
+	case tagUTC:
+		c.instant()
+	case tagTime:
+		c.instant()
+		c.take(c.count(1))
+		c.take(c.count(1))
+		c.int()
+	case tagInt64, tagInt, tagInt8, tagInt16, tagInt32:
+		unused := 64 - bits[tag[0]]
+		if n := c.int(); n<<unused>>unused != n {
+			c.fail()
+		}
+	case tagUint64, tagUint, tagUint8, tagUint16, tagUint32:
+		unused := 64 - bits[tag[0]]
+		if n := c.uint(); n<<unused>>unused != n {
+			c.fail()
+		}
+	default:
+		c.fail()
+	}
+}
+
+// bits is the size of each integer type on this node.
+var bits = [...]int{
+	tagInt64: 64, tagInt: strconv.IntSize, tagInt8: 8, tagInt16: 16, tagInt32: 32,
+	tagUint64: 64, tagUint: strconv.IntSize, tagUint8: 8, tagUint16: 16, tagUint32: 32,
+}
+
 func (c *cursor) integer(tag byte) any {
 	switch tag {
 	case tagInt64:
@@ -266,18 +309,18 @@ func (c *cursor) instant() time.Time {
 
 func (c *cursor) time() time.Time {
 	t := c.instant()
-	name, abbreviation, offset := c.string(), c.string(), c.int()
+	name, abbreviation, offset := c.take(c.count(1)), c.take(c.count(1)), c.int()
 	if c.bad {
 		return t
 	}
-	if z := &c.zone; z.fixed == nil || z.name != name || z.abbreviation != abbreviation || z.offset != offset {
-		c.zone = newZone(name, abbreviation, offset)
+	if z := c.zone; z == nil || z.name != string(name) || z.abbreviation != string(abbreviation) || z.offset != offset {
+		c.zone = newZone(string(name), string(abbreviation), offset)
 	}
 	return c.zone.show(t)
 }
 
-func newZone(name, abbreviation string, offset int64) zone {
-	return zone{name, abbreviation, offset, knownZone(name), time.FixedZone(abbreviation, int(offset))}
+func newZone(name, abbreviation string, offset int64) *zone {
+	return &zone{name: name, abbreviation: abbreviation, offset: offset, known: knownZone(name)}
 }
 
 // show returns t in the zone that t had when it was encoded. This node may lack that zone, may have another Local,
@@ -288,6 +331,9 @@ func (z *zone) show(t time.Time) time.Time {
 		if abbreviation, offset := in.Zone(); abbreviation == z.abbreviation && int64(offset) == z.offset {
 			return in
 		}
+	}
+	if z.fixed == nil {
+		z.fixed = time.FixedZone(z.abbreviation, int(z.offset))
 	}
 	return t.In(z.fixed)
 }
