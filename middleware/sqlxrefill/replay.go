@@ -30,6 +30,13 @@ func newReplayer(like *sqlx.DB) *replayer {
 	return r
 }
 
+func (r *replayer) scan(which span, dest any, res *result) error {
+	if which == firstRow {
+		return r.get(dest, res)
+	}
+	return r.all(dest, res)
+}
+
 func (r *replayer) get(dest any, res *result) error {
 	return r.db.GetContext(carry(res), dest, "")
 }

@@ -23,7 +23,8 @@ type result struct {
 	columns []string
 	rows    int
 	encoded []byte
-	body    int // where the values begin in encoded
+	body    int    // where the values begin in encoded
+	number  uint64 // of the load of this process that has read the result; 0 = another process has read it
 }
 
 // readResult reads the rows of a query.
@@ -118,7 +119,7 @@ func decodeResult(data []byte) (*result, error) {
 // values returns a cursor at the first value.
 func (r *result) values() cursor { return cursor{b: r.encoded[r.body:]} }
 
-// codec is the codec of results. Because a result is encoded already, Marshal and Unmarshal copy nothing.
+// codec is the codec of results. A decoded result shares the memory of its encoding.
 type codec struct{}
 
 func (codec) Name() string { return "sqlx2" }
@@ -128,8 +129,13 @@ func (codec) Marshal(v any) ([]byte, error) {
 	if !ok || r == nil {
 		return nil, fmt.Errorf("sqlxrefill: cannot encode %T as a result", v)
 	}
-	return r.encoded, nil
+	return r.MarshalBinary()
 }
+
+// MarshalBinary returns a copy, because the codec of Config.WrapCodec may change the bytes, for instance encrypt them
+// in place. The method also tells the Loader that the encoded form has the whole result. Without the method, the Loader
+// would decode each result that it has loaded.
+func (r *result) MarshalBinary() ([]byte, error) { return bytes.Clone(r.encoded), nil }
 
 func (codec) Unmarshal(data []byte, pointer any) error {
 	p, ok := pointer.(**result)

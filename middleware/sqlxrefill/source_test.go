@@ -23,6 +23,7 @@ type source struct {
 
 	mu      sync.Mutex
 	queries int
+	dead    int                // so many queries find a dead connection
 	began   []driver.TxOptions // of the transactions
 	inTx    int                // transactions that were neither committed nor rolled back
 }
@@ -87,6 +88,11 @@ func (sourceConn) Close() error                        { return nil }
 
 func (c sourceConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
 	c.mu.Lock()
+	if c.dead > 0 {
+		c.dead--
+		c.mu.Unlock()
+		return nil, driver.ErrBadConn
+	}
 	c.queries++
 	c.mu.Unlock()
 	if c.takes > 0 {

@@ -91,6 +91,9 @@ type DB struct {
 	texts  texts
 
 	readOnly bool
+	pool     *pool
+	number   atomic.Uint64 // of the load that began last
+	misfits  misfits
 	closed   atomic.Bool
 
 	leaveName func() // gives the name back; called by Close, a second call has no effect
@@ -130,7 +133,8 @@ func New(db *sqlx.DB, cfg Config) (*DB, error) {
 	}
 	return &DB{
 		source: db, loader: loader, replay: newReplayer(db), most: cfg.MaxBytes,
-		texts: texts{dialect: dialectOf(db.DriverName())}, readOnly: cfg.ReadOnly, leaveName: leave,
+		texts: texts{dialect: dialectOf(db.DriverName())}, readOnly: cfg.ReadOnly, pool: poolOf(db.DB, cfg.ErrorTTL),
+		leaveName: leave,
 	}, nil
 }
 
@@ -143,11 +147,14 @@ func (db *DB) DB() *sqlx.DB { return db.source }
 // The query runs for all callers that want its result. So the query is cancelled at LoadTimeout, or when the
 // contexts of all these callers have ended. This call returns when its own context ends.
 //
-// When the query fails, the error is a *refill.LoadError. Callers in this process that waited for the query find the
-// driver's own error in the LoadError with errors.Is and errors.As. Callers on other nodes, and all later calls
-// within ErrorTTL, get only the text of the driver's error. An error that wraps refill.ErrInvalid names the query,
-// argument or column that is at fault. Such a call fails at every retry. ErrClosed and ErrOverloaded are as in package
-// refill.
+// When the query fails, the error is a *refill.LoadError. If the driver says which kind of error the database has
+// reported, the LoadError wraps a [*QueryError], on all nodes. Callers in this process find the driver's own error in
+// the LoadError with errors.Is and errors.As. Callers on other nodes get only the text of that error. An error that
+// wraps refill.ErrInvalid names the query, argument or column that is at fault. Such a call fails at every retry.
+// ErrClosed and ErrOverloaded are as in package refill.
+//
+// If a cached result does not fit dest, the query runs once more, because the table may have changed since the result
+// was read. Then the new result replaces the old result on all nodes.
 //
 // The call converts its arguments to driver values at once, as database/sql does by default. The driver gets exactly
 // the converted values. So an argument of a type that only the driver knows is an error, or reaches the driver as
@@ -156,14 +163,11 @@ func (db *DB) GetContext(ctx context.Context, dest any, query string, args ...an
 	if !pointsTo(dest, reflect.Invalid) {
 		return db.orClosed(db.replay.get(dest, new(result))) // get returns sqlx's own error about dest, without a load
 	}
-	r, err := db.fetch(ctx, firstRow, query, args)
+	err := db.read(ctx, firstRow, dest, query, args)
 	if errors.Is(err, refill.ErrNotFound) {
 		return sql.ErrNoRows
 	}
-	if err != nil {
-		return err
-	}
-	return db.orClosed(db.replay.get(dest, r))
+	return err
 }
 
 // SelectContext is sqlx's SelectContext with a cache: it scans all rows of the query into the slice that dest points
@@ -172,11 +176,7 @@ func (db *DB) SelectContext(ctx context.Context, dest any, query string, args ..
 	if !pointsTo(dest, reflect.Slice) {
 		return db.orClosed(db.replay.all(dest, new(result))) // all returns sqlx's own error about dest, without a load
 	}
-	r, err := db.fetch(ctx, allRows, query, args)
-	if err != nil {
-		return err
-	}
-	return db.orClosed(db.replay.all(dest, r))
+	return db.read(ctx, allRows, dest, query, args)
 }
 
 // Invalidate removes the results of this query with these arguments, for both GetContext and SelectContext, on all
@@ -223,83 +223,6 @@ func (db *DB) orClosed(err error) error {
 		return refill.ErrClosed
 	}
 	return err
-}
-
-// fetch returns the result of a query from the cache. Callers share the result, so it is read-only.
-func (db *DB) fetch(ctx context.Context, rows span, query string, args []any) (*result, error) {
-	q, err := db.request(query, args)
-	if err != nil {
-		return nil, err
-	}
-	return db.loader.GetWith(ctx, q.key(rows), func(ctx context.Context, _ string) (*result, error) {
-		return db.load(ctx, rows, q)
-	})
-}
-
-// request checks and copies what the caller has passed.
-func (db *DB) request(query string, args []any) (*request, error) {
-	if err := db.texts.check(query); err != nil {
-		return nil, err
-	}
-	return newRequest(query, args)
-}
-
-// load runs the query. The caller that started the load may leave while other callers wait. So q holds copies of
-// everything that the caller passed.
-func (db *DB) load(ctx context.Context, rows span, q *request) (*result, error) {
-	found, done, err := db.query(ctx, q)
-	if err != nil {
-		return nil, err
-	}
-	defer done()
-	defer found.Close()
-	r, err := readResult(found, rows)
-	if err != nil {
-		return nil, err
-	}
-	if rows == firstRow {
-		if err := found.Close(); err != nil {
-			return nil, err // as in sqlx, whose GetContext also returns the error of Close
-		}
-		if r.rows == 0 {
-			return nil, errNoRow
-		}
-	}
-	if db.most >= 0 && len(r.encoded) > db.most {
-		refill.FillFrom(ctx).NoStore()
-	}
-	return r, nil
-}
-
-// query runs the query of q, in a READ ONLY transaction if the Config says so. The caller closes the rows, and then
-// calls done.
-func (db *DB) query(ctx context.Context, q *request) (rows *sql.Rows, done func(), err error) {
-	if !db.readOnly {
-		rows, err = db.source.QueryContext(ctx, q.query, q.args...)
-		return rows, func() {}, err
-	}
-	tx, err := db.source.BeginTx(ctx, &sql.TxOptions{ReadOnly: true})
-	if err != nil {
-		return nil, nil, err
-	}
-	done = func() { _ = tx.Rollback() } // there is nothing to commit
-	if rows, err = tx.QueryContext(ctx, q.query, q.args...); err != nil {
-		done()
-		return nil, nil, err
-	}
-	return rows, done, nil
-}
-
-// errNoRow makes refill cache the absence of a row.
-var errNoRow = fmt.Errorf("%w: the query returned no row", refill.ErrNotFound)
-
-// pointsTo reports whether dest is a non-nil pointer to a value of this kind (Invalid = any kind).
-func pointsTo(dest any, kind reflect.Kind) bool {
-	v := reflect.ValueOf(dest)
-	if v.Kind() != reflect.Pointer || v.IsNil() {
-		return false
-	}
-	return kind == reflect.Invalid || v.Type().Elem().Kind() == kind
 }
 
 // invalid returns an error about an input; what names the input.
