@@ -35,6 +35,8 @@ test: servers
 # REFILL_NO_SKIP=1 such a test fails.
 servers:
 	@$(call need,redis-server,redis-server,the tests with a real Redis)
+	@$(call need,pg_createcluster,postgresql,the tests with a real PostgreSQL)
+	@$(call need,mariadb-install-db,mariadb-server,the tests with a real MariaDB)
 	@$(call need,gcc,gcc libc6-dev,the race detector and the tests that set the clock of a Redis)
 
 # need PROGRAM,PACKAGES,WHAT IS SKIPPED WITHOUT THE PROGRAM. If the program is missing, need installs the packages as

@@ -45,6 +45,11 @@
 //
 // If redis-server is missing, the test is skipped. With REFILL_NO_SKIP=1, as in CI, the test fails.
 //
+// [StartPostgres] and [StartMariaDB] start a database server in one or two seconds, and return its port:
+//
+//	port := realtest.StartPostgres(t, "-c", "max_connections=20") // further arguments go to the server
+//	db, err := sqlx.Open("pgx", fmt.Sprintf("postgres://refill@127.0.0.1:%d/postgres", port))
+//
 // # Other processes
 //
 // A promise about many nodes is tested with many processes. The test binary starts itself again and runs one

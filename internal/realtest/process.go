@@ -35,7 +35,18 @@ type Process struct {
 
 // launch starts cmd. The caller ends the process with Kill, which t.Cleanup may call at any time.
 func launch(t testing.TB, name string, cmd *exec.Cmd) (*Process, error) {
+	return launchAs(t, name, cmd, nil)
+}
+
+// launchAs is launch for a process of another user. nil: the user of the test.
+func launchAs(t testing.TB, name string, cmd *exec.Cmd, as *syscall.Credential) (*Process, error) {
 	cmd.SysProcAttr = dieWithParent()
+	if as != nil {
+		if cmd.SysProcAttr == nil {
+			cmd.SysProcAttr = new(syscall.SysProcAttr)
+		}
+		cmd.SysProcAttr.Credential = as
+	}
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
@@ -123,6 +134,15 @@ func eventually(ask func() bool) bool {
 			return false
 		}
 	}
+}
+
+// accepts reports whether a server accepts connections on a port of the loopback.
+func accepts(port int) bool {
+	conn, err := net.Dial("tcp", loopback(port))
+	if err == nil {
+		_ = conn.Close()
+	}
+	return err == nil
 }
 
 // listen opens a free port of the loopback, out of 20,000–29,999. The kernel takes the local ports of connections from

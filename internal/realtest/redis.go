@@ -197,11 +197,16 @@ func (r *Redis) log() string {
 	return string(lastLines(text, 20))
 }
 
-// program returns the path of the executable with this name. Without the executable the test is skipped, or fails
-// with REFILL_NO_SKIP=1.
-func program(t testing.TB, name string) string {
+// program returns the path of the executable with this name. It looks into $PATH, and then into dirs, which are
+// patterns of filepath.Glob. Without the executable the test is skipped, or fails with REFILL_NO_SKIP=1.
+func program(t testing.TB, name string, dirs ...string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
+	for _, dir := range dirs {
+		if found, _ := filepath.Glob(filepath.Join(dir, name)); err != nil && len(found) > 0 {
+			return found[len(found)-1]
+		}
+	}
 	switch {
 	case err == nil:
 		return path

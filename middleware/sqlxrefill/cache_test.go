@@ -186,7 +186,7 @@ func TestInvalidateAndExpire(t *testing.T) {
 	}
 	read(1, 2, 3)
 	read(1, 2, 3)
-	if err := db.Invalidate(t.Context(), "SELECT q", int32(5)); err != nil {
+	if err := db.Invalidate(t.Context(), "SELECT q", int64(5)); err != nil {
 		t.Fatal(err)
 	}
 	read(4, 5, 3)
@@ -267,7 +267,8 @@ func TestArgumentsAreCopied(t *testing.T) {
 			copy(blob, "xyz")
 		})
 		synctest.Wait()
-		mustGet[row](t, db, "SELECT q", "x", []byte("abc"), sql.Named("n", 5), 5) // joins the same query and gets its result
+		same, five := "x", 5 // these arguments join the same query and get its result
+		mustGet[row](t, db, "SELECT q", &same, []byte("abc"), sql.Named("n", &five), boxed{&five})
 		wg.Wait()
 		if s.count() != 1 {
 			t.Errorf("%d queries", s.count())
@@ -358,11 +359,10 @@ func TestBadInput(t *testing.T) {
 	var r row
 	var list []row
 	for want, err := range map[string]error{
-		"query: empty":  db.GetContext(t.Context(), &r, " \n"),
-		"query":         db.SelectContext(t.Context(), &list, ""),
-		"args[1]":       db.GetContext(t.Context(), &r, "SELECT q", 1, []int{1, 2}),
-		"args[0]":       db.SelectContext(t.Context(), &list, "SELECT q", sql.Out{Dest: new(int)}),
-		"broken valuer": db.GetContext(t.Context(), &r, "SELECT q", brokenValuer{}),
+		"query: empty": db.GetContext(t.Context(), &r, " \n"),
+		"query":        db.SelectContext(t.Context(), &list, ""),
+		"args[1]":      db.GetContext(t.Context(), &r, "SELECT q", 1, []any{1, func() {}}),
+		"args[0]":      db.SelectContext(t.Context(), &list, "SELECT q", sql.Out{Dest: new(int)}),
 	} {
 		if !errors.Is(err, refill.ErrInvalid) || !strings.Contains(err.Error(), want) {
 			t.Errorf("want %q: got %v", want, err)
@@ -413,6 +413,20 @@ func TestReadOnly(t *testing.T) {
 	want := driver.TxOptions{ReadOnly: true}
 	if !slices.Equal(s.began, []driver.TxOptions{want, want, want}) || s.inTx != 0 || s.count() != 3 {
 		t.Errorf("%d queries in the transactions %v, %d are open", s.count(), s.began, s.inTx)
+	}
+}
+
+// An argument that the driver refuses must fail with the driver's own error, as in sqlx.
+func TestArgumentThatTheDriverRefuses(t *testing.T) {
+	for _, arg := range []any{brokenValuer{}, []int{1, 2}, struct{ A int }{1}} {
+		s := always(oneRow)
+		db := cached(t, s, sqlxrefill.Config{})
+		var r row
+		want := db.DB().GetContext(t.Context(), &r, "SELECT q", arg)
+		if got := db.GetContext(t.Context(), &r, "SELECT q", arg); want == nil || got == nil ||
+			!strings.Contains(got.Error(), want.Error()) || s.count() != 0 {
+			t.Errorf("%v: %v, sqlx has %v", arg, got, want)
+		}
 	}
 }
 

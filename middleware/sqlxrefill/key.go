@@ -1,14 +1,12 @@
 package sqlxrefill
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"database/sql"
-	"database/sql/driver"
 	"encoding/base64"
 	"encoding/binary"
+	"errors"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/refill-go/refill"
@@ -30,57 +28,34 @@ type request struct {
 	id    []byte // query and args, encoded so that different requests have different ids
 }
 
-// newRequest resolves pointers and Valuers at once, while the caller still waits. So the driver gets exactly the
-// values that are in the key. If the driver got the pointers instead, the caller could change the values behind the
-// pointers during the load. Then the result of one query would be stored as the result of another query.
+// newRequest copies the arguments at once, while the caller still waits. So the driver gets exactly the values that are
+// in the key. If the driver got the arguments themselves, the caller could change what they point to during the load.
+// Then the result of one query would be stored as the result of another query.
 func newRequest(query string, args []any) (*request, error) {
 	q := &request{query: query, args: make([]any, len(args)), id: make([]byte, 0, 64+len(query)+16*len(args))}
 	q.id = appendString(q.id, query)
 	q.id = binary.AppendUvarint(q.id, uint64(len(args)))
 	for i, arg := range args {
-		var err error
-		if q.args[i], err = q.add(arg); err != nil {
+		if err := q.add(i, arg); err != nil {
 			return nil, fmt.Errorf("%w: args[%d]: %w", refill.ErrInvalid, i, err)
 		}
 	}
 	return q, nil
 }
 
-// add appends one argument to the id, and returns the argument as the driver gets it.
-func (q *request) add(arg any) (any, error) {
-	named, isNamed := arg.(sql.NamedArg)
-	if isNamed {
-		arg = named.Value
+// add appends an argument to the id, and keeps a copy for the driver.
+func (q *request) add(i int, arg any) (err error) {
+	switch v := arg.(type) {
+	case sql.NamedArg:
+		q.id = appendString(append(q.id, tagNamed), v.Name)
+		q.id, v.Value, err = copyArg(q.id, v.Value)
+		q.args[i] = v
+	case sql.Out:
+		return errors.New("a sql.Out is not cached; use DB(), without the cache")
+	default:
+		q.id, q.args[i], err = copyArg(q.id, arg)
 	}
-	v, err := resolve(arg)
-	if err != nil {
-		return nil, err
-	}
-	q.id = appendString(q.id, named.Name)
-	if t, ok := v.(time.Time); ok {
-		q.id = appendInstant(q.id, t)
-	} else if q.id, err = appendValue(q.id, v); err != nil {
-		return nil, err
-	}
-	if isNamed {
-		return sql.Named(named.Name, v), nil
-	}
-	return v, nil
-}
-
-// resolve converts an argument into a driver value. The value shares no memory with the argument.
-func resolve(arg any) (driver.Value, error) {
-	if n, ok := arg.(uint64); ok && n > math.MaxInt64 {
-		return n, nil // the default conversion refuses such numbers, but MySQL's driver takes them
-	}
-	v, err := driver.DefaultParameterConverter.ConvertValue(arg)
-	switch v := v.(type) {
-	case []byte:
-		return bytes.Clone(v), err
-	case time.Time:
-		return v.Round(0), err // Round(0) drops the monotonic reading, which some drivers would send
-	}
-	return v, err
+	return err
 }
 
 // appendInstant appends the instant and the zone of an argument. The instant alone does not identify the argument: some

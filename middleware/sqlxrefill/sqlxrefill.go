@@ -156,9 +156,10 @@ func (db *DB) DB() *sqlx.DB { return db.source }
 // If a cached result does not fit dest, the query runs once more, because the table may have changed since the result
 // was read. Then the new result replaces the old result on all nodes.
 //
-// The call converts its arguments to driver values at once, as database/sql does by default. The driver gets exactly
-// the converted values. So an argument of a type that only the driver knows is an error, or reaches the driver as
-// its underlying basic type.
+// The call copies its arguments at once, with all that they refer to, and the driver gets these copies. So every type
+// that the driver knows means the same as in sqlx: slices, maps, structs, Valuers. The values and the types of the
+// arguments are part of the key. An argument that is no value is refused by name before the query runs: a channel, a
+// function, sql.Out, and options of pgx such as QueryExecMode and NamedArgs.
 func (db *DB) GetContext(ctx context.Context, dest any, query string, args ...any) error {
 	if !pointsTo(dest, reflect.Invalid) {
 		return db.orClosed(db.replay.get(dest, new(result))) // get returns sqlx's own error about dest, without a load
@@ -181,7 +182,8 @@ func (db *DB) SelectContext(ctx context.Context, dest any, query string, args ..
 
 // Invalidate removes the results of this query with these arguments, for both GetContext and SelectContext, on all
 // nodes. When Invalidate has returned nil, no result of a query that began before the call is served as fresh. Pass the
-// same text and values as the reads. For instance 5 and int64(5) are the same value, but 5 and "5" differ. The same
+// same text as the reads, and arguments of the same types and values. int and int64 count as one type, and a pointer to
+// a basic type counts as the value. But int32(5), "5" and a type of your own are other arguments than 5. The same
 // moment in two time zones counts as two values.
 //
 // Call Invalidate after the transaction that changed the rows is committed. An error means that the shared store was
