@@ -460,6 +460,7 @@ func TestNewRefuses(t *testing.T) {
 		"TTL":            {db, sqlxrefill.Config{Name: "n"}},
 		"Name: required": {db, sqlxrefill.Config{Config: refill.Config{TTL: time.Minute}}},
 		"name":           {db, sqlxrefill.Config{Name: "a b", Config: refill.Config{TTL: time.Minute}}},
+		"BulkWindow":     {db, sqlxrefill.Config{Name: "n", Config: refill.Config{TTL: 1, BulkWindow: 1}}},
 		"Codec":          {db, sqlxrefill.Config{Name: "n", Config: refill.Config{TTL: time.Minute, Codec: jsonLike{}}}},
 		"WrapCodec": {db, sqlxrefill.Config{
 			Name: "n", Config: refill.Config{TTL: time.Minute},

@@ -107,3 +107,46 @@ func ExampleDB_GetContext_writes() {
 	// true and 0 queries
 	// 1 <nil>
 }
+
+// userStore is a repository. It takes an *sqlx.DB and a *sqlxrefill.DB alike.
+type userStore struct{ db sqlx.ExtContext }
+
+type getter interface {
+	GetContext(ctx context.Context, dest any, query string, args ...any) error
+}
+
+func (s userStore) name(ctx context.Context, id int) (name string, err error) {
+	return name, s.db.(getter).GetContext(ctx, &name, s.db.Rebind(`SELECT name FROM users WHERE id = ?`), id)
+}
+
+// A program that uses sqlx gets the cache with one line: the DB takes the place of the *sqlx.DB.
+func ExampleDB() {
+	s := always(&table{columns: []string{"name"}, rows: [][]driver.Value{{"Jane"}}})
+	plain := sqlx.NewDb(sql.OpenDB(s), "postgres")
+	defer plain.Close()
+	db, err := sqlxrefill.New(plain, sqlxrefill.Config{
+		Name: "users", Config: refill.Config{TTL: time.Minute, Tags: []string{"users"}},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer db.Close()
+
+	ctx, users := context.Background(), userStore{db}
+	for range 100 {
+		if _, err := users.name(ctx, 7); err != nil {
+			log.Fatal(err)
+		}
+	}
+	fmt.Println("100 reads,", s.count(), "query")
+
+	// An import has changed many rows.
+	if err := db.InvalidateTag(ctx, "users"); err != nil {
+		log.Print(err)
+	}
+	name, err := users.name(ctx, 7)
+	fmt.Println(name, err, s.count())
+	// Output:
+	// 100 reads, 1 query
+	// Jane <nil> 2
+}

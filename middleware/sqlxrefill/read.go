@@ -99,14 +99,14 @@ func (db *DB) query(ctx context.Context, rows span, q *request) (*result, error)
 	return r, err
 }
 
-// source is an *sql.Conn or an *sqlx.DB.
-type source interface {
+// queryer is an *sql.Conn or an *sqlx.DB.
+type queryer interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 	BeginTx(ctx context.Context, opts *sql.TxOptions) (*sql.Tx, error)
 }
 
 // queryOn runs a query, in a READ ONLY transaction if the Config says so.
-func (db *DB) queryOn(ctx context.Context, on source, rows span, q *request) (*result, error) {
+func (db *DB) queryOn(ctx context.Context, on queryer, rows span, q *request) (*result, error) {
 	query := on.QueryContext
 	if db.readOnly {
 		tx, err := on.BeginTx(ctx, &sql.TxOptions{ReadOnly: true})

@@ -1,13 +1,15 @@
-// Package sqlxrefill caches the reads of github.com/jmoiron/sqlx. It is built on package refill. [DB.GetContext] and
-// [DB.SelectContext] have sqlx's own signatures. When the result of a hot query expires, one caller on one node runs
-// the query again. Every other caller gets the stale result or waits for that query.
+// Package sqlxrefill caches the reads of github.com/jmoiron/sqlx. It is built on package refill. A [DB] takes the place
+// of an *sqlx.DB. [DB.GetContext] and [DB.SelectContext] read through the cache: when the result of a hot query
+// expires, one caller on one node runs the query again. Every other caller gets the stale result or waits for that
+// query. All other methods, transactions among them, go to the database as they are.
 //
-//	users, err := sqlxrefill.New(db, sqlxrefill.Config{
-//		Name:   "users",
+//	db, err := sqlxrefill.New(sqlx.MustConnect("pgx", address), sqlxrefill.Config{
+//		Name:   "shop",
 //		Config: refill.Config{TTL: time.Minute, Shared: shared},
 //	})
 //	var u User
-//	err = users.GetContext(ctx, &u, `SELECT * FROM users WHERE id = $1`, 42)
+//	err = db.GetContext(ctx, &u, `SELECT * FROM users WHERE id = $1`, 42) // cached
+//	_, err = db.ExecContext(ctx, `DELETE FROM users WHERE id = $1`, 42)   // not cached
 //
 // The cache holds the rows as the driver returned them, not the caller's struct. Every call scans these rows anew
 // with sqlx's own code. So NULLs, Scanners, db tags and errors about a dest work as in sqlx, and a caller may change
@@ -21,11 +23,11 @@
 // session settings such as search_path or the time zone, the time, random numbers, and the transaction or its
 // isolation.
 //
-// So never use a [DB] of this package inside a transaction, and never for data on which a transaction bases a
-// decision. A result may be as old as TTL + StaleFor. Use [DB.DB] for transactions, for writes, and for reads that
-// must not be cached. A text that may write, lock rows or change the session is refused before it runs: INSERT …
-// RETURNING, SELECT … FOR UPDATE, nextval. Such a text would write only when nothing is cached. The check reads the
-// text, not the functions that the text calls, see Config.ReadOnly.
+// So a transaction must read through its own Tx, as with sqlx, and must not base a decision on a result of GetContext
+// or SelectContext, which may be as old as TTL + StaleFor. Use [DB.DB] for reads that must not be cached. A text that
+// may write, lock rows or change the session is refused before it runs: INSERT … RETURNING, SELECT … FOR UPDATE,
+// nextval. Such a text would write only when nothing is cached. The check reads the text, not the functions that the
+// text calls, see Config.ReadOnly.
 //
 // Call [DB.Invalidate] after the transaction is committed, not inside the transaction. A load that begins after
 // Invalidate but before the commit would read the old rows and cache them.
@@ -82,13 +84,21 @@ type Config struct {
 
 const defaultMaxBytes = 1 << 20
 
-// DB reads through a cache. Its methods may be called from any goroutine.
+// DB takes the place of an *sqlx.DB. Get, Select, GetContext and SelectContext read through a cache. All other methods
+// of sqlx.DB and sql.DB go to the database as they are: ExecContext, NamedExec, Queryx, PreparexContext, BeginTxx,
+// Rebind and so on. So nothing is cached in a transaction, on a connection of Connx, in a prepared statement, or in the
+// copy that Unsafe returns. A repository over an interface of its own, or over sqlx.ExtContext, takes either. The
+// package functions sqlx.NamedExecContext and sqlx.NamedQueryContext do not see the Mapper of a DB, but the methods of
+// these names do.
+//
+// Two methods differ: Close ends the cache and leaves the database open, and DB returns the database without the cache.
+// The methods of a DB may be called from any goroutine.
 type DB struct {
-	source *sqlx.DB
-	loader *refill.Loader[*result]
-	replay *replayer
-	most   int // MaxBytes; negative = no limit
-	texts  texts
+	*source // without an exported field, so that DB can be a method
+	loader  *refill.Loader[*result]
+	replay  *replayer
+	most    int // MaxBytes; negative = no limit
+	texts   texts
 
 	readOnly bool
 	pool     *pool
@@ -99,12 +109,18 @@ type DB struct {
 	leaveName func() // gives the name back; called by Close, a second call has no effect
 }
 
+// source is the database without the cache.
+type source = sqlx.DB
+
 // New returns a DB that caches what it reads from db. New copies db's Mapper and Unsafe setting, so change these
-// before the call. The caller still owns db, and may use and close db. An error wraps refill.ErrInvalid and names
-// the invalid input. Call [DB.Close] when the DB is no longer needed.
+// before the call, or call MapperFunc of the DB. The caller still owns db, and may use and close db. An error wraps
+// refill.ErrInvalid and names the invalid input. Call [DB.Close] when the DB is no longer needed.
 func New(db *sqlx.DB, cfg Config) (*DB, error) {
 	if db == nil || db.DB == nil {
 		return nil, invalid("db", "nil")
+	}
+	if cfg.BulkWindow != 0 {
+		return nil, invalid("BulkWindow", "has no effect here: each query has its own text")
 	}
 	if cfg.Codec != nil {
 		return nil, invalid("Codec", "must be nil: results have an encoding of their own")
@@ -140,6 +156,22 @@ func New(db *sqlx.DB, cfg Config) (*DB, error) {
 
 // DB returns the database without the cache, for writes, transactions and reads that must be up to date.
 func (db *DB) DB() *sqlx.DB { return db.source }
+
+// MapperFunc is sqlx's MapperFunc, for the cached and the other reads. Call it before the first read.
+func (db *DB) MapperFunc(mf func(string) string) {
+	db.source.MapperFunc(mf)
+	db.replay.db.Mapper = db.source.Mapper
+}
+
+// Get is GetContext with context.Background().
+func (db *DB) Get(dest any, query string, args ...any) error {
+	return db.GetContext(context.Background(), dest, query, args...)
+}
+
+// Select is SelectContext with context.Background().
+func (db *DB) Select(dest any, query string, args ...any) error {
+	return db.SelectContext(context.Background(), dest, query, args...)
+}
 
 // GetContext is sqlx's GetContext with a cache: it scans the first row of the query into dest. If there is no row,
 // GetContext returns sql.ErrNoRows and leaves dest as it was, even if dest does not fit the columns.
@@ -207,6 +239,17 @@ func (db *DB) forBoth(
 		return err
 	}
 	return do(ctx, q.key(firstRow), q.key(allRows))
+}
+
+// InvalidateTag removes all results that have one of the tags, on all nodes, as Invalidate does for one result. Results
+// have Config.Tags. Absent rows have these tags as well. Use it, for instance, after an import that has changed much.
+func (db *DB) InvalidateTag(ctx context.Context, tags ...string) error {
+	return db.loader.InvalidateTag(ctx, tags...)
+}
+
+// ExpireTag makes stale the results that InvalidateTag would remove.
+func (db *DB) ExpireTag(ctx context.Context, tags ...string) error {
+	return db.loader.ExpireTag(ctx, tags...)
 }
 
 // Close ends the cache: later calls return refill.ErrClosed. Close waits for queries that still run for callers. See
