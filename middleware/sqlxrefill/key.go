@@ -23,16 +23,19 @@ const (
 
 // request is a query as the driver gets it. A request shares no memory with the arguments of the caller.
 type request struct {
-	query string
-	args  []any
-	id    []byte // query and args, encoded so that different requests have different ids
+	statement *Statement // of the query; never nil
+	query     string
+	args      []any
+	id        []byte // query and args, encoded so that different requests have different ids
 }
 
 // newRequest copies the arguments at once, while the caller still waits. So the driver gets exactly the values that are
 // in the key. If the driver got the arguments themselves, the caller could change what they point to during the load.
 // Then the result of one query would be stored as the result of another query.
-func newRequest(query string, args []any) (*request, error) {
-	q := &request{query: query, args: make([]any, len(args)), id: make([]byte, 0, 64+len(query)+16*len(args))}
+func newRequest(s *Statement, query string, args []any) (*request, error) {
+	q := &request{
+		statement: s, query: query, args: make([]any, len(args)), id: make([]byte, 0, 64+len(query)+16*len(args)),
+	}
 	q.id = appendString(q.id, query)
 	q.id = binary.AppendUvarint(q.id, uint64(len(args)))
 	for i, arg := range args {
@@ -68,23 +71,27 @@ func appendInstant(b []byte, t time.Time) []byte {
 	return binary.AppendVarint(appendString(b, zone), int64(offset))
 }
 
-// key returns the key under which these rows of the query are cached. The key consists of the span, a legible part of
-// the query, and a hash of the whole query with its arguments.
+// key returns the key under which these rows of the query are cached. The key consists of the span, the name of the
+// Statement or a legible part of the query, and a hash of the whole query with its arguments.
 func (q *request) key(rows span) string {
 	sum := sha256.Sum256(append(q.id, rows...))
 	b := make([]byte, 0, 96)
 	b = append(append(b, rows...), ':')
-	b = append(appendLegible(b, q.query), ':')
+	if q.statement.Name != "" {
+		b = append(append(b, q.statement.Name...), ':')
+	} else {
+		b = append(appendLegible(b, q.query, maxLegible), ':')
+	}
 	return string(base64.RawURLEncoding.AppendEncode(b, sum[:24]))
 }
 
 // maxLegible is how many bytes of the query a key shows.
 const maxLegible = 40
 
-// appendLegible appends the beginning of the query s, without arguments. One '-' replaces each run of characters that
-// need care in a shell, a log or a Redis command line.
-func appendLegible(b []byte, s string) []byte {
-	end := len(b) + maxLegible
+// appendLegible appends the first most bytes of the query s, without arguments. One '-' replaces each run of characters
+// that need care in a shell, a log or a Redis command line.
+func appendLegible(b []byte, s string, most int) []byte {
+	end := len(b) + most
 	for i := 0; i < len(s) && len(b) < end; i++ {
 		switch c := s[i]; {
 		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '_', c == '.', c == '*':

@@ -28,7 +28,7 @@ func (v valuer) Value() (driver.Value, error) { return v.v, nil }
 
 func keyOf(t testing.TB, query string, args ...any) string {
 	t.Helper()
-	q, err := newRequest(query, args)
+	q, err := newRequest(&none, query, args)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +103,7 @@ func TestKeys(t *testing.T) {
 // driver.
 func TestMonotonicReadingIsDropped(t *testing.T) {
 	now := time.Now()
-	q, err := newRequest("q", []any{now})
+	q, err := newRequest(&none, "q", []any{now})
 	if err != nil || strings.Contains(q.args[0].(time.Time).String(), "m=") ||
 		keyOf(t, "q", now) != keyOf(t, "q", now.Round(0)) {
 		t.Errorf("sent %v, %v", q.args, err)
@@ -135,7 +135,7 @@ func TestArgumentsAreCopiedDeeply(t *testing.T) {
 		}
 	}
 	args := make()
-	q, err := newRequest("q", args)
+	q, err := newRequest(&none, "q", args)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -176,7 +176,7 @@ func TestArgumentsWithoutAnEncoding(t *testing.T) {
 		"an option":     rewriter{},
 		"sql.Out":       sql.Out{},
 	} {
-		_, err := newRequest("q", []any{1, arg})
+		_, err := newRequest(&none, "q", []any{1, arg})
 		if !errors.Is(err, refill.ErrInvalid) || !strings.Contains(err.Error(), "args[1]") ||
 			!strings.Contains(err.Error(), want) {
 			t.Errorf("want %q: got %v", want, err)
@@ -191,7 +191,7 @@ func (rewriter) RewriteQuery() {}
 
 func TestKeyIsLegibleAndBounded(t *testing.T) {
 	query := "  SELECT *\n\tFROM users u WHERE u.name = 'Bob ü' AND " + strings.Repeat("x", 1<<16)
-	q, err := newRequest(query, []any{"secret"})
+	q, err := newRequest(&none, query, []any{"secret"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -210,8 +210,8 @@ func FuzzKeys(f *testing.F) {
 	f.Add("q\x00", "a", "", "q", "\x00a", "")
 	f.Fuzz(func(t *testing.T, query1, a1, b1, query2, a2, b2 string) {
 		for _, as := range []func(string) any{func(s string) any { return s }, func(s string) any { return []byte(s) }} {
-			one, err1 := newRequest(query1, []any{as(a1), as(b1)})
-			two, err2 := newRequest(query2, []any{as(a2), as(b2)})
+			one, err1 := newRequest(&none, query1, []any{as(a1), as(b1)})
+			two, err2 := newRequest(&none, query2, []any{as(a2), as(b2)})
 			if err1 != nil || err2 != nil {
 				continue
 			}
@@ -219,7 +219,8 @@ func FuzzKeys(f *testing.F) {
 			if (one.key(allRows) == two.key(allRows)) != same {
 				t.Errorf("%q and %q", one.args, two.args)
 			}
-			if single, err := newRequest(query1, []any{as(a1 + b1)}); err != nil || single.key(allRows) == one.key(allRows) {
+			if single, err := newRequest(&none, query1,
+				[]any{as(a1 + b1)}); err != nil || single.key(allRows) == one.key(allRows) {
 				t.Error("one argument and two share a key")
 			}
 		}

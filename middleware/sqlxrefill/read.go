@@ -48,7 +48,7 @@ func (db *DB) request(query string, args []any) (*request, error) {
 	if err := db.texts.check(query); err != nil {
 		return nil, err
 	}
-	return newRequest(query, args)
+	return newRequest(db.statements.of(query), query, args)
 }
 
 // load runs the query. The caller that started the load may leave while other callers wait. So q holds copies of
@@ -66,7 +66,9 @@ func (db *DB) load(ctx context.Context, rows span, q *request) (*result, error) 
 	if err != nil {
 		return nil, withKind(err)
 	}
-	if rows == firstRow && r.rows == 0 {
+	absent := rows == firstRow && r.rows == 0
+	q.statement.apply(ctx, q.args, absent)
+	if absent {
 		return nil, errNoRow
 	}
 	r.number = number
@@ -121,7 +123,7 @@ func (db *DB) queryOn(ctx context.Context, on queryer, rows span, q *request) (*
 		return nil, err
 	}
 	defer found.Close()
-	r, err := readResult(found, rows)
+	r, err := readResult(found, rows, q.statement.exceeded)
 	if err == nil && rows == firstRow {
 		err = found.Close() // as in sqlx, whose GetContext also returns the error of Close
 	}

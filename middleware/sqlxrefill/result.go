@@ -27,8 +27,8 @@ type result struct {
 	number  uint64 // of the load of this process that has read the result; 0 = another process has read it
 }
 
-// readResult reads the rows of a query.
-func readResult(rows *sql.Rows, which span) (*result, error) {
+// readResult reads the rows of a query. limit returns an error as soon as the result is too large.
+func readResult(rows *sql.Rows, which span, limit func(*result) error) (*result, error) {
 	columns, err := rows.Columns()
 	if err != nil {
 		return nil, err
@@ -47,6 +47,9 @@ func readResult(rows *sql.Rows, which span) (*result, error) {
 			return nil, err
 		}
 		if err := r.add(row); err != nil {
+			return nil, err
+		}
+		if err := limit(r); err != nil {
 			return nil, err
 		}
 		if which == firstRow {

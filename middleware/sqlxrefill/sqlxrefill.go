@@ -69,6 +69,10 @@ type Config struct {
 	// text of a query is checked, but not the functions that it calls.
 	ReadOnly bool
 
+	// Statements are queries with a name and settings of their own. Default: none. A query without a Statement has the
+	// settings of this Config.
+	Statements []Statement
+
 	// MaxBytes limits the results that are stored, in encoded bytes (about the size of their text). A larger result
 	// goes only to the callers in this process that already wait for it. Later calls query the database again. See
 	// refill.Fill.NoStore. Default 1 MiB. Negative: no limit.
@@ -99,6 +103,8 @@ type DB struct {
 	replay  *replayer
 	most    int // MaxBytes; negative = no limit
 	texts   texts
+
+	statements statements // by text; read-only
 
 	readOnly bool
 	pool     *pool
@@ -138,20 +144,22 @@ func New(db *sqlx.DB, cfg Config) (*DB, error) {
 	if cfg.Codec == nil {
 		return nil, invalid("WrapCodec", "returned nil")
 	}
+	d := &DB{source: db, most: cfg.MaxBytes, readOnly: cfg.ReadOnly, pool: poolOf(db.DB, cfg.ErrorTTL)}
+	d.texts.dialect = dialectOf(db.DriverName())
+	var err error
+	if d.statements, err = newStatements(cfg.Statements, d.texts.check); err != nil {
+		return nil, err
+	}
 	leave, err := names.enter(db.DB, cfg)
 	if err != nil {
 		return nil, err
 	}
-	loader, err := refill.New[*result](cfg.Name, nil, cfg.Config)
-	if err != nil {
+	if d.loader, err = refill.New[*result](cfg.Name, nil, cfg.Config); err != nil {
 		leave()
 		return nil, err
 	}
-	return &DB{
-		source: db, loader: loader, replay: newReplayer(db), most: cfg.MaxBytes,
-		texts: texts{dialect: dialectOf(db.DriverName())}, readOnly: cfg.ReadOnly, pool: poolOf(db.DB, cfg.ErrorTTL),
-		leaveName: leave,
-	}, nil
+	d.replay, d.leaveName = newReplayer(db), leave
+	return d, nil
 }
 
 // DB returns the database without the cache, for writes, transactions and reads that must be up to date.
@@ -193,6 +201,9 @@ func (db *DB) Select(dest any, query string, args ...any) error {
 // arguments are part of the key. An argument that is no value is refused by name before the query runs: a channel, a
 // function, sql.Out, and options of pgx such as QueryExecMode and NamedArgs.
 func (db *DB) GetContext(ctx context.Context, dest any, query string, args ...any) error {
+	if db.statements.uncached(query) {
+		return db.source.GetContext(ctx, dest, query, args...)
+	}
 	if !pointsTo(dest, reflect.Invalid) {
 		return db.orClosed(db.replay.get(dest, new(result))) // get returns sqlx's own error about dest, without a load
 	}
@@ -206,6 +217,9 @@ func (db *DB) GetContext(ctx context.Context, dest any, query string, args ...an
 // SelectContext is sqlx's SelectContext with a cache: it scans all rows of the query into the slice that dest points
 // to. Contexts, errors and arguments are as in [DB.GetContext], except that an empty result is no error.
 func (db *DB) SelectContext(ctx context.Context, dest any, query string, args ...any) error {
+	if db.statements.uncached(query) {
+		return db.source.SelectContext(ctx, dest, query, args...)
+	}
 	if !pointsTo(dest, reflect.Slice) {
 		return db.orClosed(db.replay.all(dest, new(result))) // all returns sqlx's own error about dest, without a load
 	}
@@ -242,7 +256,8 @@ func (db *DB) forBoth(
 }
 
 // InvalidateTag removes all results that have one of the tags, on all nodes, as Invalidate does for one result. Results
-// have Config.Tags. Absent rows have these tags as well. Use it, for instance, after an import that has changed much.
+// have Config.Tags and the tags of their Statement. Absent rows have these tags as well. Call it after the commit of a
+// transaction that has changed what a tag stands for, for instance a table or a row.
 func (db *DB) InvalidateTag(ctx context.Context, tags ...string) error {
 	return db.loader.InvalidateTag(ctx, tags...)
 }
