@@ -21,9 +21,9 @@ import (
 // is invalid.
 
 // InvalidateTag is Invalidate for all values that carry one of the tags, see [Fill.Tag] and Config.Tags. Its cost does
-// not depend on the number of values. A load that is in progress goes on, because its tags are known only at its end.
-// Callers that ask for the key meanwhile wait for that load, and load again if its value has the tag. InvalidateTag
-// does not end back-offs.
+// not depend on the number of values. The number of tags is not limited, and the tags share one call of the store. A
+// load that is in progress goes on, because its tags are known only at its end. Callers that ask for the key meanwhile
+// wait for that load, and load again if its value has the tag. InvalidateTag does not end back-offs.
 //
 // If Redis evicts the state of a tag, the values with the tag are loaded again. The guarantee is weaker in one case: 1.
 // A load begins. 2. A tag of its value is invalidated. 3. Redis loses the state of the tag. 4. The load ends. Then the
@@ -46,7 +46,7 @@ func (l *Loader[V]) invalidateTags(ctx context.Context, tags []string, expire bo
 	if l.flights.Closed() {
 		return ErrClosed
 	}
-	if err := validateTags("tag", tags); err != nil || len(tags) == 0 {
+	if err := validateNames("tag", tags); err != nil || len(tags) == 0 {
 		return err
 	}
 	full := l.fullTags(tags)
@@ -88,11 +88,15 @@ func (l *Loader[V]) fullTags(tags []string) []string {
 
 const maxTags = 64
 
-// validateTags returns what is wrong with tags. field names the setting or argument that holds them.
+// validateTags returns what is wrong with the tags of a value. field names the setting or argument that holds them.
 func validateTags(field string, tags []string) error {
 	if len(tags) > maxTags {
 		return invalid(field, "%d tags, at most %d", len(tags), maxTags)
 	}
+	return validateNames(field, tags)
+}
+
+func validateNames(field string, tags []string) error {
 	for _, tag := range tags {
 		if tag == "" {
 			return invalid(field, "empty")

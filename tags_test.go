@@ -62,6 +62,34 @@ func TestInvalidateTag(t *testing.T) {
 	}
 }
 
+// A value has at most 64 tags. But a transaction may touch more, and its tags must share one call of the store.
+func TestInvalidateManyTags(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &db{}
+		s, l, peer := tagPair(t, d, refill.Config{TTL: time.Hour})
+		get(t, peer, "t999:1")
+		d.version.Store(1)
+		tags := make([]string, 1000)
+		for i := range tags {
+			tags[i] = fmt.Sprint("t", i)
+		}
+		before := s.calls.Load()
+		if err := l.InvalidateTag(t.Context(), tags...); err != nil {
+			t.Fatal(err)
+		}
+		if n := s.calls.Load() - before; n != 1 {
+			t.Errorf("%d calls of the store", n)
+		}
+		synctest.Wait()
+		if v := get(t, peer, "t999:1"); v != "t999:1 v1" {
+			t.Errorf("got %q", v)
+		}
+		if err := l.InvalidateTag(t.Context(), "a", ""); !errors.Is(err, refill.ErrInvalid) {
+			t.Errorf("an empty tag: %v", err)
+		}
+	})
+}
+
 // A load begins before an InvalidateTag and ends after it. The tags of a value are known only after its load, so refill
 // then compares the start of the load with the moment of the InvalidateTag. No node may serve the value of that load as
 // fresh. A Get after the InvalidateTag may wait for that load, but must then load again and return the new value.

@@ -150,3 +150,48 @@ func ExampleDB() {
 	// 100 reads, 1 query
 	// Jane <nil> 2
 }
+
+// A transaction names what it changes. Once it is committed, no node serves what was read before.
+func ExampleDB_InTx() {
+	s := &source{}
+	name := "Jane"
+	s.answer = func(string, []driver.NamedValue) (*table, error) {
+		return &table{columns: []string{"name"}, rows: [][]driver.Value{{name}}}, nil
+	}
+	plain := sqlx.NewDb(sql.OpenDB(s), "postgres")
+	defer plain.Close()
+
+	const userByID = `SELECT name FROM users WHERE id = $1`
+	db, err := sqlxrefill.New(plain, sqlxrefill.Config{
+		Name: "shop", Config: refill.Config{TTL: time.Hour},
+		Statements: []sqlxrefill.Statement{{
+			Name: "user.by.id", Query: userByID,
+			Tags: func(args []any) []string { return []string{"users", fmt.Sprint("users/", args[0])} },
+		}},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer db.Close()
+
+	ctx := context.Background()
+	var got string
+	fmt.Println(db.GetContext(ctx, &got, userByID, 7), got)
+
+	err = db.InTx(ctx, nil, func(tx *sqlxrefill.Tx) error {
+		tx.Touch("users/7")
+		name = "Joan" // what the UPDATE does
+		_, err := tx.ExecContext(ctx, `UPDATE users SET name = $1 WHERE id = $2`, "Joan", 7)
+		return err
+	})
+	var late *sqlxrefill.InvalidateError
+	if errors.As(err, &late) { // committed: do not fail, refill tries again
+		log.Print(late)
+	} else if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(db.GetContext(ctx, &got, userByID, 7), got)
+	// Output:
+	// <nil> Jane
+	// <nil> Joan
+}

@@ -6,6 +6,8 @@ import (
 	"database/sql/driver"
 	"errors"
 	"io"
+	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -25,7 +27,11 @@ type source struct {
 	queries int
 	dead    int                // so many queries find a dead connection
 	began   []driver.TxOptions // of the transactions
-	inTx    int                // transactions that were neither committed nor rolled back
+	commit  func() error       // called by COMMIT; nil = it succeeds
+
+	ended    []string // "COMMIT" or "ROLLBACK", per transaction
+	executed []string // the texts of Exec
+	inTx     int      // transactions that were neither committed nor rolled back
 }
 
 // table is what a query returns. The driver returns err after the last row, and closeErr from Close.
@@ -65,15 +71,41 @@ func (c sourceConn) BeginTx(_ context.Context, o driver.TxOptions) (driver.Tx, e
 	return sourceTx(c), nil
 }
 
-func (tx sourceTx) Commit() error { return tx.end() }
+func (tx sourceTx) Commit() error {
+	tx.end("COMMIT")
+	if tx.commit != nil {
+		return tx.commit()
+	}
+	return nil
+}
 
-func (tx sourceTx) Rollback() error { return tx.end() }
+func (tx sourceTx) Rollback() error { tx.end("ROLLBACK"); return nil }
 
-func (tx sourceTx) end() error {
+func (tx sourceTx) end(how string) {
 	tx.mu.Lock()
 	defer tx.mu.Unlock()
 	tx.inTx--
-	return nil
+	tx.ended = append(tx.ended, how)
+}
+
+// endings waits until no transaction is open, and returns how the transactions have ended.
+func (s *source) endings() []string {
+	for {
+		s.mu.Lock()
+		open, ended := s.inTx, slices.Clone(s.ended)
+		s.mu.Unlock()
+		if open == 0 {
+			return ended
+		}
+		runtime.Gosched()
+	}
+}
+
+func (c sourceConn) ExecContext(_ context.Context, query string, _ []driver.NamedValue) (driver.Result, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.executed = append(c.executed, query)
+	return driver.RowsAffected(1), nil
 }
 
 func (s *source) Connect(context.Context) (driver.Conn, error) { return sourceConn{s}, nil }

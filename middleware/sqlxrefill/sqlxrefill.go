@@ -29,8 +29,12 @@
 // nextval. Such a text would write only when nothing is cached. The check reads the text, not the functions that the
 // text calls, see Config.ReadOnly.
 //
-// Call [DB.Invalidate] after the transaction is committed, not inside the transaction. A load that begins after
-// Invalidate but before the commit would read the old rows and cache them.
+// # Writes
+//
+// [DB.InTx] runs a transaction, and removes the results that the transaction has touched once it is committed. Results
+// are named by tags, see [Statement]. [DB.InvalidateTag] and [DB.Invalidate] remove results after a write of another
+// kind. Call them after the transaction is committed, not inside the transaction. A load that begins after Invalidate
+// but before the commit would read the old rows and cache them.
 package sqlxrefill
 
 import (
