@@ -31,7 +31,7 @@ require (
 	github.com/refill-go/refill/internal/realtest v0.0.0-00010101000000-000000000000
 	github.com/samber/hot v0.13.0
 	github.com/viccon/sturdyc v1.1.5
-	golang.org/x/sync v0.21.0
+	golang.org/x/sync v0.22.0
 )
 
 require (
@@ -66,6 +66,6 @@ require (
 	go.yaml.in/yaml/v2 v2.4.3 // indirect
 	golang.org/x/arch v0.0.0-20210923205945-b76863e36670 // indirect
 	golang.org/x/exp v0.0.0-20251209150349-8475f28825e9 // indirect
-	golang.org/x/sys v0.43.0 // indirect
+	golang.org/x/sys v0.46.0 // indirect
 	google.golang.org/protobuf v1.36.10 // indirect
 )
