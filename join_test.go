@@ -117,8 +117,8 @@ func TestJoiningARefreshOfAnEvictedKey(t *testing.T) {
 	})
 }
 
-// Node l has no L1. A Get on l reads the old value, whose refresh is due. Before the reply arrives, the peer publishes a
-// newer value, and node l hears the announcement. The Get may return the old value, because it began before. A second
+// Node l has no L1. A Get on l reads the old value, whose refresh is due. Before the reply arrives, the peer publishes
+// a newer value, and node l hears the announcement. The Get may return the old value, because it began before. A second
 // Get, which joins the refresh of the first one, must get the newer value.
 func TestJoiningARefreshOfAReplacedValue(t *testing.T) {
 	bubble(t, func(t *testing.T) {
