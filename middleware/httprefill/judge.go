@@ -121,8 +121,9 @@ func bound(h http.Header) string {
 	return ""
 }
 
-// opens returns the credentials with which a request may get the response from the cache. The rules are those of 3.5.
-// Cookies, which the RFC does not mention, need public or s-maxage.
+// opens returns the credentials that a request may carry and still get the response from the cache. 0 means that only
+// requests without credentials may get it. For Authorization, the rules are those of 3.5. The RFC does not mention
+// cookies. Here a request with cookies may get the response only if the response has public or s-maxage.
 func (cc *cacheControl) opens() class {
 	switch {
 	case cc.public || cc.sMaxAge.set:

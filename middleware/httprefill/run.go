@@ -126,8 +126,9 @@ func (u *run) settle(p phase, v verdict) {
 	close(u.decided)
 }
 
-// remember sets a pass mark if the response is uncacheable. A handler that was cancelled may answer anything, so
-// remember ignores its response.
+// remember sets a pass mark if the response is uncacheable. While the mark stands, requests of this class for this key
+// go to the handler at once, and do not wait for each other (hit-for-miss). A handler that was cancelled may answer
+// anything, so remember ignores its response.
 func (u *run) remember(v verdict) {
 	if v.kind == uncacheable && u.ctx.Err() == nil {
 		u.learn(time.Since(u.begun))

@@ -135,7 +135,7 @@ func (db *DB) queryOn(ctx context.Context, on queryer, rows span, q *request) (*
 // loads that find the pool full fail at once.
 type pool struct {
 	db   *sql.DB
-	hold time.Duration // 0 = a full pool holds nobody back
+	hold time.Duration // 0 = a full pool holds no load back
 
 	mu   sync.Mutex
 	held time.Time // until then, no load waits for a connection; guarded by mu
