@@ -170,7 +170,7 @@ var limits = []Peer{
 	limit("ristretto-ttl", "github.com/dgraph-io/ristretto/v2", "Get, with TTL",
 		func(s Settings) (Cache, error) { return openRistretto(s, s.TTL) }),
 	limit("otter-get", "github.com/maypok86/otter/v2", "GetIfPresent, no expiry", openOtterGet),
-	limit("table", "", "a bare array of atomic pointers: no bound, no policy, no expiry", openBareTable),
+	limit("table", "", "a bare array of atomic pointers, with the checks of a hit: no bound, no policy", openBareTable),
 	limit("xsync", "github.com/puzpuzpuz/xsync/v4", "Map.Load",
 		func(s Settings) (Cache, error) { return xsyncMap{s, xsync.NewMap[string, *Product]()}, nil }),
 	limit("cowmap", "", "an atomic pointer to a map that writers copy", func(s Settings) (Cache, error) {
