@@ -141,6 +141,14 @@ func (c *content[V]) token() string {
 	return tokenOf(c.common.Value().node, c.count)
 }
 
+// node returns the node that made the record.
+func (c *content[V]) node() string {
+	if c.more != nil && c.more.token != "" {
+		return nodeOf(c.more.token)
+	}
+	return c.common.Value().node
+}
+
 // lifeIn returns the life of the value of an entry.
 func lifeIn[V any](e *entry[V]) life {
 	c := &e.Data

@@ -384,7 +384,7 @@ func (l *Loader[V]) result(key string, a answer[V]) (Result[V], error) {
 func resultOf[V any](e *entry[V], o Outcome, now int64) Result[V] {
 	c, life := &e.Data, lifeIn(e)
 	r := Result[V]{
-		Value: c.value, Outcome: o, Age: life.age(now), Remaining: life.remaining(now), Node: nodeOf(c.token()),
+		Value: c.value, Outcome: o, Age: life.age(now), Remaining: life.remaining(now), Node: c.node(),
 		Absent: c.err() != nil,
 	}
 	if x := c.extra(); x != nil {

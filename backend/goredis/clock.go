@@ -105,11 +105,10 @@ func (c *clock) learn(s sample) {
 	c.asked.Store(max(1, int64(s.got)))
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	best := s.estimate()
-	if e := c.best.Load(); e != nil {
-		if best = e.or(best); best == *e {
-			return // most samples are less exact, and need no allocation
-		}
+	newer, e := s.estimate(), c.best.Load()
+	if e != nil && e.or(newer) == *e {
+		return
 	}
+	best := newer // a variable of its own, so that a sample that is less exact, as most are, needs no allocation
 	c.best.Store(&best)
 }
