@@ -261,7 +261,7 @@ func TestAnyFinalStatusIsStored(t *testing.T) {
 }
 
 func TestParseCacheControl(t *testing.T) {
-	sec := func(n int) seconds { return seconds{time.Duration(n) * time.Second, true} }
+	sec := func(n int64) seconds { return seconds{time.Duration(n) * time.Second, true} }
 	for value, want := range map[string]cacheControl{
 		``:                                     {},
 		`max-age=1, max-age=2`:                 {maxAge: sec(1)},
