@@ -67,7 +67,7 @@ var promises = []promise{
 			"\tcase r.flight.Unawaited():\n\t\tif true {\n\t\t\treturn r.withoutStore()\n\t\t}\n",
 		}},
 		{"TestXFetchDrawsOnce", memory, "early refresh of a value that is read again each 10 ms", mutant{
-			"the moment is drawn at each read", "codec.go", "uniform(l.l1.Hash(r.Token))", "uniform(rand.Uint64())",
+			"the moment is drawn at each read", "entry.go", "uniform(l.l1.Hash(r.Token))", "uniform(rand.Uint64())",
 		}},
 	}},
 	{"G2", "After Invalidate or Expire has returned, no load that began before it is served as fresh.", []proof{
@@ -110,7 +110,7 @@ var promises = []promise{
 			mutant{}},
 		{"TestDelayedMessages", real, "messages of the subscription 100 ms late", mutant{}},
 		{"TestLostMessages", real, "messages of the subscription lost unnoticed", mutant{
-			"LocalTTL is ignored", "codec.go",
+			"LocalTTL is ignored", "entry.go",
 			"e.TrustUntil = min(e.TrustUntil, life.freshUntil)", "e.TrustUntil = life.freshUntil",
 		}},
 	}},
