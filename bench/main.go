@@ -86,19 +86,21 @@ func run() error {
 	for _, s := range suites {
 		names, what = append(names, s.name), what+fmt.Sprintf("\n%-10s%s", s.name, s.about)
 	}
+	var b bench
 	suite := flag.String("suite", strings.Join(names, ","), what+"\n")
 	only := flag.String("peers", "", "regexp of subjects; empty = all")
 	tables := flag.String("tables", "", "regexp of the tables of l2, miss, stampede and scale; empty = all")
-	rounds := flag.Int("rounds", 5, "samples per figure; five times as many in l2 and miss")
-	length := flag.Duration("for", 10*time.Second, "length of each run with traffic")
-	processes := flag.Int("processes", 8, "size of a fleet")
-	callers := flag.Int("callers", 200, "in each process of a fleet")
-	nodes := flag.Int("nodes", 64, "as many at most in the suite scale")
-	keys := flag.Int("keys", 1_000_000, "as many at most in the suite scale")
-	rate := flag.Int("rate", 15_500, "Gets per second of the fleet in mixed; more keep the processors busier")
+	flag.IntVar(&b.rounds, "rounds", 5, "samples per figure; five times as many in l2 and miss")
+	flag.DurationVar(&b.length, "for", 10*time.Second, "length of each run with traffic")
+	flag.IntVar(&b.processes, "processes", 8, "size of a fleet")
+	flag.IntVar(&b.callers, "callers", 200, "in each process of a fleet")
+	flag.IntVar(&b.nodes, "nodes", 64, "as many at most in the suite scale")
+	flag.IntVar(&b.keys, "keys", 1_000_000, "as many at most in the suite scale")
+	flag.IntVar(&b.rate, "rate", 15_500, "Gets per second of the fleet in mixed; more keep the processors busier")
+	flag.StringVar(&b.profiles, "profile", "",
+		"directory for a CPU profile of each process, of the last run of a subject")
 	toJSON := flag.String("json", "", "file for every sample")
 	toSVG := flag.String("svg", "", "directory for pictures")
-	profiles := flag.String("profile", "", "directory for a CPU profile of each process, of the last run of a subject")
 	from := flag.String("from", "", "a file of -json to draw from: nothing is measured")
 	flag.Parse()
 
@@ -111,28 +113,24 @@ func run() error {
 		}
 	}
 	for name, value := range map[string]int{
-		"rounds": *rounds, "processes": *processes, "callers": *callers, "nodes": *nodes, "keys": *keys,
-		"rate": *rate,
+		"rounds": b.rounds, "processes": b.processes, "callers": b.callers, "nodes": b.nodes, "keys": b.keys,
+		"rate": b.rate,
 	} {
 		if value < 1 {
 			return fmt.Errorf("-%s: %d, must be at least 1", name, value)
 		}
 	}
-	pattern, err := regexp.Compile(*only)
-	which, err2 := regexp.Compile(*tables)
+	var err, err2 error
+	b.only, err = regexp.Compile(*only)
+	b.tables, err2 = regexp.Compile(*tables)
 	if err = errors.Join(err, err2); err != nil {
 		return err
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	b := &bench{
-		rounds: *rounds, length: *length, only: pattern, tables: which,
-		report: Report{Machine: machine(), Args: os.Args[1:]}, stage: newStage(),
-		processes: *processes, callers: *callers, nodes: *nodes, keys: *keys, rate: *rate,
-		profiles: *profiles,
-	}
+	b.report, b.stage = Report{Machine: machine(), Args: os.Args[1:]}, newStage()
 	defer b.stage.close()
-	stopProfile, err := profile(*profiles, "bench")
+	stopProfile, err := profile(b.profiles, "bench")
 	if err != nil {
 		return fmt.Errorf("-profile: %w", err)
 	}
