@@ -20,28 +20,21 @@ func parseDate(s string, now time.Time) (time.Time, bool) {
 }
 
 // imfFixdate reads "Sun, 06 Nov 1994 08:49:37 GMT".
-func imfFixdate(d *dateScanner) {
-	d.name(weekdays[:], 3)
-	d.text(", ")
-	d.day = d.number(2)
-	d.text(" ")
-	d.month = 1 + d.name(months[:], 3)
-	d.text(" ")
-	d.year = d.number(4)
-	d.text(" ")
-	d.clock()
-	d.text(" GMT")
-}
+func imfFixdate(d *dateScanner) { d.afterWeekday(3, " ", 4) }
 
 // rfc850Date reads "Sunday, 06-Nov-94 08:49:37 GMT".
-func rfc850Date(d *dateScanner) {
-	d.name(weekdays[:], 0)
+func rfc850Date(d *dateScanner) { d.afterWeekday(0, "-", 2) }
+
+// afterWeekday reads a date whose weekday ends in a comma. weekday is the length of its name, as for name. Day, month
+// and year have sep between them.
+func (d *dateScanner) afterWeekday(weekday int, sep string, yearDigits int) {
+	d.name(weekdays[:], weekday)
 	d.text(", ")
 	d.day = d.number(2)
-	d.text("-")
+	d.text(sep)
 	d.month = 1 + d.name(months[:], 3)
-	d.text("-")
-	d.year, d.shortYear = d.number(2), true
+	d.text(sep)
+	d.year, d.shortYear = d.number(yearDigits), yearDigits == 2
 	d.text(" ")
 	d.clock()
 	d.text(" GMT")
