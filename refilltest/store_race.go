@@ -54,8 +54,9 @@ func ctxEnded(s *stores) {
 	sub.wantNoMore(key)
 }
 
-// calls returns one call of A for each method and mode: for key with the token a#2, or for the lease of free with a#3.
-// The two keys are also used as tags.
+// calls returns calls of store A: one of each method, but Acquire once in each mode and once by the holder of key. key
+// has a lease, held with the token a#2. free has no lease, and the Acquires of free use the token a#3. The methods for
+// tags get both names as tags.
 func (s *stores) calls(key, free string) []call {
 	rec := s.record("a#2", "x")
 	acquire := func(key, token string, mode driver.Mode) func(context.Context) error {

@@ -6,8 +6,8 @@ import (
 )
 
 // aloneRuns bounds the runs alone: how often the handler runs at once, per URL, for requests that no longer wait for a
-// shared response. Requests for a page that cannot be shared are not counted. They have a pass mark, and no run
-// could answer two of them.
+// shared response. Requests for a page that cannot be shared are not counted. They have a pass mark, and no run could
+// answer two of them.
 type aloneRuns struct {
 	most int // per key; negative = no limit
 

@@ -98,8 +98,8 @@ func (v *visit) collected() {
 // refresh also calls load. At that time the owner has already been answered.
 func (v *visit) load(ctx context.Context, key string) (*response, error) {
 	defer v.collected()
-	c, fill, standIn := v.cache, refill.FillFrom(ctx), hasStandIn(ctx)
-	if !standIn {
+	c, fill, fallback := v.cache, refill.FillFrom(ctx), hasFallback(ctx)
+	if !fallback {
 		fill.SetErrorTTL(0) // a failure belongs to its request: the next request may well succeed
 	}
 	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -115,7 +115,7 @@ func (v *visit) load(ctx context.Context, key string) (*response, error) {
 	select {
 	case <-u.decided:
 	case <-ctx.Done(): // LoadTimeout, or all waiters have left: the run goes to its owner
-		if ctx.Err() == context.DeadlineExceeded && !standIn {
+		if ctx.Err() == context.DeadlineExceeded && !fallback {
 			c.passMarks.set(key, v.class, c.loadTimeout)
 		}
 		u.handOver(verdict{kind: failed, why: context.Cause(ctx)})
@@ -138,10 +138,10 @@ func (v *visit) load(ctx context.Context, key string) (*response, error) {
 	}
 }
 
-// hasStandIn reports whether the Loader has an old response to serve if the load with ctx fails. Then the failure has a
-// back-off. If the clocks of two nodes differ, hasStandIn may be wrong. Then a request may find a back-off without an
-// old response, and runs the handler alone.
-func hasStandIn(ctx context.Context) bool {
+// hasFallback reports whether the Loader has an old response to serve if the load with ctx fails. Then the failure has
+// a back-off. If the clocks of two nodes differ, hasFallback may be wrong. Then a request may find a back-off without
+// an old response, and runs the handler alone.
+func hasFallback(ctx context.Context) bool {
 	p, _, ok := refill.Previous[*response](ctx)
 	return ok && p != nil && p.age(time.Now()) < p.lifetime+p.spare
 }

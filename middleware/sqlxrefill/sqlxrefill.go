@@ -200,10 +200,11 @@ func (db *DB) Select(dest any, query string, args ...any) error {
 // If a cached result does not fit dest, the query runs once more, because the table may have changed since the result
 // was read. Then the new result replaces the old result on all nodes.
 //
-// The call copies its arguments at once, with all that they refer to, and the driver gets these copies. So every type
-// that the driver knows means the same as in sqlx: slices, maps, structs, Valuers. The values and the types of the
-// arguments are part of the key. An argument that is no value is refused by name before the query runs: a channel, a
-// function, sql.Out, and options of pgx such as QueryExecMode and NamedArgs.
+// The call copies its arguments at once, with all that they refer to, and the driver gets these copies, in their
+// original types. So every type that the driver knows means the same as in sqlx: slices, maps, structs, Valuers. The
+// values and the types of the arguments are part of the key. Some arguments cannot be part of a key: channels,
+// functions, sql.Out, and options of pgx such as QueryExecMode and NamedArgs. With such an argument the call fails
+// before the query runs, and the error says which argument it is.
 func (db *DB) GetContext(ctx context.Context, dest any, query string, args ...any) error {
 	if db.statements.uncached(query) {
 		return db.source.GetContext(ctx, dest, query, args...)

@@ -84,10 +84,7 @@ func checkStatement(s *Statement, check func(text string) error) error {
 }
 
 // uncached reports whether calls with this text go to the database.
-func (all statements) uncached(text string) bool {
-	s := all[text]
-	return s != nil && s.Uncached
-}
+func (all statements) uncached(text string) bool { return all.of(text).Uncached }
 
 // none stands for a text without a Statement.
 var none Statement

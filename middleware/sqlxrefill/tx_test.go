@@ -163,7 +163,8 @@ func TestSavepoint(t *testing.T) {
 	}
 }
 
-// ctx ends during COMMIT, and the driver reports that. The transaction may be committed, so its results must go.
+// ctx ends during COMMIT, and the connection breaks, so the answer to COMMIT is lost. The transaction may be committed,
+// so InTx must still remove the cached results with the tags that were touched.
 func TestInTxWithAnUnknownCommit(t *testing.T) {
 	s, _, one, other := shop(t)
 	mustGet[int](t, other, rowByID, 1)
@@ -179,8 +180,8 @@ func TestInTxWithAnUnknownCommit(t *testing.T) {
 	}
 }
 
-// The store is away after the commit. The error must say that the transaction is committed, and the results must go
-// when the store is back.
+// The store is away after the commit. The error must say that the transaction is committed, and the results must be
+// removed when the store is back.
 func TestInTxWithoutTheStore(t *testing.T) {
 	s, store, one, other := shop(t)
 	mustGet[int](t, other, rowByID, 1)
